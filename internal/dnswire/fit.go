@@ -1,0 +1,52 @@
+package dnswire
+
+// Fit cuts an answer to at most limit octets on the boundary of an RRset (RFC
+// 2181 section 9: no partial RRset). msg is an accepted answer without an OPT
+// record in which the records of an RRset follow each other, r its layout. It
+// returns the length of what stays, the section counts of that, and whether
+// something is missing that the client needs, so that TC must be set: the
+// additional section never is, the authority section only for negative answers
+// and where the client validates (do).
+func Fit(msg []byte, r *Response, limit int, do bool) (n int, an, ns, ar uint16, tc bool) {
+	n = HeaderLen
+	if r.NameLen > 0 {
+		n += r.NameLen + 4
+	}
+	keep := 0
+	for i := range r.Records {
+		if r.Records[i].End > limit {
+			break
+		}
+		if i+1 == len(r.Records) || !sameRRset(msg, &r.Records[i], &r.Records[i+1]) {
+			keep, n = i+1, r.Records[i].End
+		}
+	}
+	for i := range r.Records {
+		kept := i < keep
+		switch r.Records[i].Section {
+		case Answer:
+			an += count(kept)
+			tc = tc || !kept
+		case Authority:
+			ns += count(kept)
+			tc = tc || !kept && (do || an == 0)
+		case Additional:
+			ar += count(kept)
+		}
+	}
+	return n, an, ns, ar, tc
+}
+
+func count(b bool) uint16 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// sameRRset reports whether two neighbours belong to one RRset (RFC 2181
+// section 5). RRSIG records of one owner count as one set: more than RFC 4034
+// asks, never less.
+func sameRRset(msg []byte, a, b *Record) bool {
+	return a.Section == b.Section && a.Type == b.Type && a.Class == b.Class && NameEqual(msg, a.Off, b.Off)
+}
