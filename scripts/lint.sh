@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Static checks, with the tools pinned in tools/go.mod and built into .cache/bin.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$PWD/.cache/bin
+
+echo "== golangci-lint"
+"$bin/golangci-lint" run ./...
+if [ -f e2e/go.mod ]; then
+	(cd e2e && "$bin/golangci-lint" run --config ../.golangci.yml ./...)
+fi
+
+echo "== go.mod holds what is imported"
+go mod tidy -diff
+
+echo "== shellcheck"
+shellcheck .ci/run scripts/*.sh
+
+# Exit 3 means that a known vulnerability is reached; anything else that its
+# database could not be had, which says nothing about this code.
+echo "== govulncheck"
+rc=0
+timeout 300 "$bin/govulncheck" ./... || rc=$?
+case $rc in
+0) ;;
+3) exit 1 ;;
+*) echo "lint: the vulnerability database is out of reach; not checked" ;;
+esac

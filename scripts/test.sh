@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Runs every test there is: vet, unit and kernel tests, the same under the race
+# detector, each fuzz target for a moment, and the Kubernetes end-to-end module.
+# Full output goes to .cache/test/STAGE.log; the terminal gets go test's closing lines.
+#
+#   FUZZTIME=10s   how long each fuzz target runs
+#   STAGES="..."   a subset of: vet unit race fuzz e2e
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fuzztime=${FUZZTIME:-10s}
+stages=${STAGES:-vet unit race fuzz e2e}
+logs=.cache/test
+mkdir -p "$logs"
+
+# Tests that need the kernel make their own network namespaces, which takes root.
+# As root none of them may hide behind a skip.
+if [ "$(id -u)" -eq 0 ]; then
+	export DNSGUARD_REQUIRE_KERNEL=1
+else
+	echo "test: not root, so the kernel tests will be skipped; CI runs them all" >&2
+fi
+
+# run STAGE COMMAND...: a go test -v, shown in brief, in full for what failed.
+run() {
+	local stage=$1 log=$logs/$1.log rc=0
+	shift
+	"$@" >"$log" 2>&1 || rc=$?
+	grep -E '^(ok|FAIL|\?|PASS|panic:|--- FAIL|fatal error:)' "$log" | grep -v 'no test files' || true
+	if [ "$rc" -ne 0 ]; then
+		echo "test: stage $stage failed; its output without the passed tests:" >&2
+		grep -vE '^ *(=== (RUN|PAUSE|CONT|NAME)|--- PASS|PASS$|ok )' "$log" | tail -n 200 >&2
+		exit 1
+	fi
+	# Fuzz seeds may skip what their target cannot judge; a test may not.
+	if [ -n "${DNSGUARD_REQUIRE_KERNEL:-}" ] && grep -qE '^ *--- SKIP: Test' "$log"; then
+		echo "test: stage $stage skipped tests, and here none may be:" >&2
+		grep -E -A 3 '^ *--- SKIP: Test' "$log" >&2
+		exit 1
+	fi
+}
+
+stage_vet() {
+	go vet ./...
+}
+
+stage_unit() {
+	run unit go test -count=1 -v ./...
+}
+
+stage_race() {
+	run race go test -count=1 -race -v ./...
+}
+
+stage_fuzz() {
+	local package target
+	# go test -list prints the names of a package's targets, then "ok PACKAGE TIME".
+	go test -list '^Fuzz' ./... | awk '
+		/^Fuzz/ { targets[n++] = $1 }
+		/^ok/   { for (i = 0; i < n; i++) print $2, targets[i]; n = 0 }
+	' >"$logs/fuzz.targets"
+	while read -r package target; do
+		echo "fuzz $fuzztime: $package $target"
+		run "fuzz-$target" go test -run '^$' -fuzz "^$target\$" -fuzztime "$fuzztime" "$package" </dev/null
+	done <"$logs/fuzz.targets"
+}
+
+stage_e2e() {
+	if [ ! -f e2e/go.mod ]; then
+		echo "test: no end-to-end module yet"
+		return
+	fi
+	run e2e go test -C e2e -count=1 -timeout 30m -v ./...
+}
+
+for stage in $stages; do
+	begin=$SECONDS
+	echo "== $stage"
+	"stage_$stage"
+	echo "== $stage passed in $((SECONDS - begin)) s"
+done
