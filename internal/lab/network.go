@@ -1,0 +1,134 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The address plan: a kubeadm cluster's usual ranges, and a twin for IPv6.
+var (
+	nodeNet4 = netip.MustParsePrefix("172.30.0.0/24")
+	nodeNet6 = netip.MustParsePrefix("fd00:172:30::/64")
+	podNet4  = netip.MustParsePrefix("10.244.0.0/24")
+	podNet6  = netip.MustParsePrefix("fd00:10:244::/64")
+	dnsVIP4  = netip.MustParseAddr("10.96.0.10")
+	dnsVIP6  = netip.MustParseAddr("fd00:10:96::a")
+)
+
+// Host numbers in the networks above.
+const (
+	gatewayHost = 1 // the gateway's in the node network, the node's in the pod network
+	nodeHost    = 2
+	firstPod    = 2
+	lastPod     = 254
+)
+
+// carrierTimeout bounds the wait for a new link to carry packets: some
+// milliseconds on an idle machine.
+const carrierTimeout = 10 * time.Second
+
+// host returns the address with the given host number in a network.
+func host(p netip.Prefix, number byte) netip.Addr {
+	if p.Addr().Is4() {
+		b := p.Addr().As4()
+		b[3] = number
+		return netip.AddrFrom4(b)
+	}
+	b := p.Addr().As16()
+	b[15] = number
+	return netip.AddrFrom16(b)
+}
+
+// ipNet converts a prefix for package netlink.
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// single is the prefix that holds addr alone.
+func single(addr netip.Addr) *net.IPNet { return ipNet(netip.PrefixFrom(addr, addr.BitLen())) }
+
+// addVeth makes a veth pair between two namespaces. Either end's removal, or
+// the end of either namespace, removes both.
+func addVeth(a *Namespace, nameA string, b *Namespace, nameB string) error {
+	fd, err := b.fd()
+	if err != nil {
+		return err
+	}
+	return a.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = nameA
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: nameB, PeerNamespace: netlink.NsFd(fd)}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return fmt.Errorf("add veth %s in %s to %s in %s: %w", nameA, a, nameB, b, err)
+		}
+		return nil
+	})
+}
+
+// configure runs on the namespace's thread with one of its links.
+func (n *Namespace) configure(name string, f func(netlink.Link) error) error {
+	return n.Do(func() error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("find link %s in %s: %w", name, n, err)
+		}
+		if err := f(link); err != nil {
+			return fmt.Errorf("configure link %s in %s: %w", name, n, err)
+		}
+		return nil
+	})
+}
+
+// addAddress puts an address on a link; IPv6 addresses work at once.
+func addAddress(link netlink.Link, p *net.IPNet) error {
+	a := &netlink.Addr{IPNet: p}
+	if p.IP.To4() == nil {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	if err := netlink.AddrAdd(link, a); err != nil {
+		return fmt.Errorf("add address %v: %w", p, err)
+	}
+	return nil
+}
+
+// addRoute adds a route; via may be nil for a link-scoped one.
+func addRoute(link netlink.Link, dst *net.IPNet, via net.IP) error {
+	r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst, Gw: via}
+	if via == nil {
+		r.Scope = netlink.SCOPE_LINK
+	}
+	if err := netlink.RouteAdd(r); err != nil {
+		return fmt.Errorf("add route to %v: %w", dst, err)
+	}
+	return nil
+}
+
+// defaultRoute is the destination that matches every address of via's family.
+func defaultRoute(via netip.Addr) *net.IPNet {
+	return ipNet(netip.PrefixFrom(via, 0).Masked())
+}
+
+// awaitCarrier waits until the link passes packets. The kernel gives a link
+// its queue some time after its peer came up, and drops packets until then.
+func awaitCarrier(link netlink.Link) error {
+	deadline := time.Now().Add(carrierTimeout)
+	for {
+		l, err := netlink.LinkByIndex(link.Attrs().Index)
+		if err != nil {
+			return fmt.Errorf("read link state: %w", err)
+		}
+		if l.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return errors.New("link has no carrier")
+		}
+		time.Sleep(time.Millisecond) // there is nothing to wait on that would not poll itself
+	}
+}
