@@ -3,6 +3,7 @@ package dnswire
 import (
 	"encoding/binary"
 	"time"
+	"unicode/utf8"
 )
 
 // Extended DNS error codes (RFC 8914 section 4; 29: IANA registry).
@@ -29,20 +30,32 @@ type OPT struct {
 	DO        bool
 	HasEDE    bool
 	EDE       uint16
-	EDEText   string        // cut to 64 octets
-	Keepalive time.Duration // edns-tcp-keepalive, none if zero
+	EDEText   string        // UTF-8; cut to 64 octets
+	Keepalive time.Duration // edns-tcp-keepalive, in steps of 100 ms; none if zero
 }
 
 // Len returns the length in octets of the record.
 func (o *OPT) Len() int {
 	n := optHeaderLen
 	if o.HasEDE {
-		n += 6 + min(len(o.EDEText), maxEDEText)
+		n += 6 + len(o.text())
 	}
 	if o.Keepalive > 0 {
 		n += 6
 	}
 	return n
+}
+
+// text returns EDEText, cut between characters if it is too long.
+func (o *OPT) text() string {
+	if len(o.EDEText) <= maxEDEText {
+		return o.EDEText
+	}
+	n := maxEDEText
+	for n > 0 && !utf8.RuneStart(o.EDEText[n]) {
+		n--
+	}
+	return o.EDEText[:n]
 }
 
 // AppendOPT appends the record. The additional count is the caller's.
@@ -58,7 +71,7 @@ func AppendOPT(dst []byte, o *OPT) []byte {
 	dst = binary.BigEndian.AppendUint16(dst, flags)
 	dst = binary.BigEndian.AppendUint16(dst, uint16(o.Len()-optHeaderLen)) //nolint:gosec // at most 82
 	if o.HasEDE {
-		text := o.EDEText[:min(len(o.EDEText), maxEDEText)]
+		text := o.text()
 		dst = binary.BigEndian.AppendUint16(dst, optEDE)
 		dst = binary.BigEndian.AppendUint16(dst, uint16(2+len(text))) //nolint:gosec // at most 66
 		dst = binary.BigEndian.AppendUint16(dst, o.EDE)

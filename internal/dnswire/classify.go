@@ -1,10 +1,5 @@
 package dnswire
 
-import (
-	"bytes"
-	"encoding/binary"
-)
-
 // Kind says what an answer means for the name that was asked.
 type Kind uint8
 
@@ -14,18 +9,22 @@ const (
 	Failure Kind = iota
 	// Positive: the type asked for exists at the end of the CNAME chain.
 	Positive
-	// NoData: the name at the end of the chain exists, the type does not.
+	// NoData: the name at the end of the chain exists, the type does not; or
+	// the chain has no end.
 	NoData
 	// NXDomain: the name at the end of the chain does not exist.
 	NXDomain
-	// Referral: no answer, but name servers to ask: the server does not
-	// recurse. RFC 2308 section 2.2 tells it from NODATA by the missing SOA.
+	// Referral: no answer, but name servers to ask for the name at the end
+	// of the chain: the server does not recurse. RFC 2308 section 2.2 tells
+	// it from NODATA by NS records without an SOA record; the AA bit does
+	// not count, since it is about the qname and not the end of the chain.
 	Referral
 )
 
-// maxChain is how many CNAMEs are followed within one answer, as unbound does
-// (its max-query-restarts is 11); longer chains are loops or abuse.
-const maxChain = 12
+// maxChain is how many CNAME records an answer may have; longer chains are loops
+// or abuse. No resolver in front of us follows more: dnsmasq 10, unbound 11, Knot
+// 13, BIND 16 (before 9.20; now 11).
+const maxChain = 16
 
 // Summary is the meaning of a Response.
 type Summary struct {
@@ -36,86 +35,99 @@ type Summary struct {
 	TTL uint32
 	// Cacheable is false for negative answers without an SOA record that
 	// covers the name at the end of the chain (RFC 2308 section 5, which
-	// leaves the end of a broken CNAME chain undefined), for truncated
-	// answers (RFC 2181 section 9), for failures and for referrals.
+	// leaves the end of a broken CNAME chain undefined), for NXDOMAIN for a
+	// name of which there is data, for chains that loop or are too long, for
+	// truncated answers (RFC 2181 section 9), for failures and for
+	// referrals.
 	Cacheable bool
 }
 
 // Classify tells what the accepted answer means. It follows CNAMEs in the
-// answer section from the qname.
+// answer section from the qname, whatever their order. A name with a CNAME has
+// no other data (RFC 1034 section 3.6.2): other records there are not looked at.
 func (r *Response) Classify(msg []byte) Summary {
 	if r.NameLen == 0 || r.Rcode != RcodeNoError && r.Rcode != RcodeNXDomain {
 		return Summary{Kind: Failure}
 	}
-	s := Summary{TTL: 1<<31 - 1}
-	soa, ns := -1, false
+	end, broken := r.chainEnd(msg)
+	var last, owner [MaxNameLen]byte
+	name := AppendName(last[:0], msg, end)
+	covers := func(rec *Record) bool {
+		return IsSubdomain(name, AppendName(owner[:0], msg, rec.Off))
+	}
+	ttl, minimum := uint32(maxTTL), uint32(0)
+	var found, ns, soa, covered bool
 	for i := range r.Records {
 		rec := &r.Records[i]
-		s.TTL = min(s.TTL, rec.TTL(msg))
-		if rec.Section == Authority {
-			switch rec.Type {
-			case TypeSOA:
-				soa = i
-			case TypeNS:
-				ns = true
+		ttl = min(ttl, rec.TTL(msg))
+		switch {
+		case !matches(rec.Class, r.Class):
+		case rec.Section == Answer:
+			found = found || matches(rec.Type, r.Type) && NameEqual(msg, rec.Off, end)
+		case rec.Section != Authority:
+		case rec.Type == TypeNS:
+			ns = ns || covers(rec)
+		case rec.Type == TypeSOA:
+			soa = true
+			if !covered && covers(rec) {
+				covered, minimum = true, ttlAt(msg, rec.End-4)
 			}
 		}
 	}
-	var buf [MaxNameLen + 1]byte
-	last, found, broken := r.followChain(msg, buf[:0])
+	whole := !broken && r.Flags&FlagTC == 0
 	switch {
-	case r.Rcode == RcodeNXDomain:
+	case found && r.Rcode == RcodeNoError:
+		return Summary{Kind: Positive, TTL: ttl, Cacheable: whole}
+	case ns && !soa && r.Rcode == RcodeNoError:
+		return Summary{Kind: Referral}
+	}
+	s := Summary{Kind: NoData}
+	if r.Rcode == RcodeNXDomain {
 		s.Kind = NXDomain
-	case found:
-		s.Kind = Positive
-		s.Cacheable = r.Flags&FlagTC == 0
-		return s
-	case soa < 0 && ns && r.Flags&FlagAA == 0:
-		s.Kind, s.TTL = Referral, 0
-		return s
-	default:
-		s.Kind = NoData
 	}
-	if soa < 0 || broken {
-		s.TTL = 0
-		return s
+	if covered && whole && !found {
+		s.TTL, s.Cacheable = min(ttl, minimum), true
 	}
-	rec := &r.Records[soa]
-	s.TTL = min(s.TTL, binary.BigEndian.Uint32(msg[rec.End-4:]))
-	var zone [MaxNameLen + 1]byte
-	s.Cacheable = r.Flags&FlagTC == 0 && IsSubdomain(last, AppendName(zone[:0], msg, rec.Off))
 	return s
 }
 
-// followChain returns the folded name at the end of the CNAME chain that
-// starts at the qname, whether the type asked for exists there, and whether
-// the chain loops or is too long.
-func (r *Response) followChain(msg, buf []byte) (last []byte, found, broken bool) {
-	name := AppendFolded(buf, msg[HeaderLen:HeaderLen+r.NameLen])
-	var owner [MaxNameLen + 1]byte
-	for range maxChain {
+// matches reports whether a record's type or class is the one asked for.
+func matches(rec, asked uint16) bool { return rec == asked || asked == TypeANY }
+
+// chainEnd returns the offset of the name at the end of the CNAME chain that
+// starts at the qname, and whether the chain loops or is too long. Its work is
+// bounded by maxChain, not by the size of the answer.
+func (r *Response) chainEnd(msg []byte) (end int, broken bool) {
+	end = HeaderLen
+	if matches(TypeCNAME, r.Type) {
+		return end, false
+	}
+	var buf [maxChain]*Record
+	cnames := buf[:0]
+	for i := range r.Records {
+		rec := &r.Records[i]
+		if rec.Section != Answer {
+			break
+		}
+		if rec.Type != TypeCNAME || !matches(rec.Class, r.Class) {
+			continue
+		}
+		if len(cnames) == maxChain {
+			return end, true
+		}
+		cnames = append(cnames, rec)
+	}
+	for step := 0; ; step++ {
 		next := -1
-		for i := range r.Records {
-			rec := &r.Records[i]
-			if rec.Section != Answer {
+		for _, c := range cnames {
+			if NameEqual(msg, c.Off, end) {
+				next = c.DataOff
 				break
 			}
-			match := rec.Type == r.Type || r.Type == TypeANY
-			if !match && rec.Type != TypeCNAME {
-				continue
-			}
-			if !bytes.Equal(AppendName(owner[:0], msg, rec.Off), name) {
-				continue
-			}
-			if match {
-				return name, true, false
-			}
-			next = rec.DataOff
 		}
-		if next < 0 {
-			return name, false, false
+		if next < 0 || step == len(cnames) {
+			return end, next >= 0
 		}
-		name = AppendName(name[:0], msg, next)
+		end = next
 	}
-	return name, false, true
 }

@@ -5,21 +5,22 @@ package dnswire
 // record in which the records of an RRset follow each other, r its layout. It
 // returns the length of what stays, the section counts of that, and whether
 // something is missing that the client needs, so that TC must be set: the
-// additional section never is, the authority section only for negative answers
-// and where the client validates (do).
+// additional section never is; the authority section is where the client
+// validates (do), where it is all that the answer has, and where it makes the
+// answer a negative one (the SOA record at the end of a CNAME chain).
+//
+// The question always stays: a limit below 512 is not a limit of DNS.
 func Fit(msg []byte, r *Response, limit int, do bool) (n int, an, ns, ar uint16, tc bool) {
 	n = HeaderLen
 	if r.NameLen > 0 {
 		n += r.NameLen + 4
 	}
-	keep := 0
-	for i := range r.Records {
-		if r.Records[i].End > limit {
-			break
-		}
-		if i+1 == len(r.Records) || !sameRRset(msg, &r.Records[i], &r.Records[i+1]) {
-			keep, n = i+1, r.Records[i].End
-		}
+	keep := len(r.Records)
+	if keep > 0 && r.Records[keep-1].End > limit {
+		keep = wholeRRsets(msg, r.Records, limit)
+	}
+	if keep > 0 {
+		n = r.Records[keep-1].End
 	}
 	for i := range r.Records {
 		kept := i < keep
@@ -29,12 +30,25 @@ func Fit(msg []byte, r *Response, limit int, do bool) (n int, an, ns, ar uint16,
 			tc = tc || !kept
 		case Authority:
 			ns += count(kept)
-			tc = tc || !kept && (do || an == 0)
+			tc = tc || !kept && (do || an == 0 || r.Records[i].Type == TypeSOA)
 		case Additional:
 			ar += count(kept)
 		}
 	}
 	return n, an, ns, ar, tc
+}
+
+// wholeRRsets returns how many records lie before limit, without those whose
+// RRset goes on behind it.
+func wholeRRsets(msg []byte, records []Record, limit int) int {
+	n := 0
+	for n < len(records) && records[n].End <= limit {
+		n++
+	}
+	for n > 0 && n < len(records) && sameRRset(msg, &records[n-1], &records[n]) {
+		n--
+	}
+	return n
 }
 
 func count(b bool) uint16 {

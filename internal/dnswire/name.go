@@ -5,9 +5,15 @@ import (
 	"errors"
 )
 
+// maxPointers is how many compression pointers a name may go through: one after
+// every label but the last of the longest chain of labels that fits. More are
+// pointers to pointers, which no server writes; miekg/dns stops here too.
+const maxPointers = (MaxNameLen+1)/2 - 2
+
 // errName covers every way in which a name can be malformed: cut short, a
-// label type that does not exist, a pointer that does not point backwards, or
-// more than 255 octets.
+// label type that does not exist, a pointer that does not point backwards into
+// the message's body, more pointers than a name can need, or more than 255
+// octets.
 var errName = errors.New("malformed name")
 
 // fold maps an octet to lower case (RFC 4343: ASCII only). Length octets are
@@ -30,14 +36,28 @@ func AppendFolded(dst, name []byte) []byte {
 	return dst
 }
 
-// EqualFold reports whether two uncompressed wire-form names (or questions)
-// are equal but for the case of ASCII letters.
+// EqualFold reports whether two uncompressed wire-form names are equal but for
+// the case of ASCII letters. What follows the root octet must be equal to the
+// bit, so that whole questions can be compared: in the type of an HTTPS question
+// (65) there is an "A" that must not match an "a".
 func EqualFold(a, b []byte) bool {
 	if len(a) != len(b) {
 		return false
 	}
-	for i := range a {
-		if a[i] != b[i] && fold(a[i]) != fold(b[i]) {
+	for len(a) > 0 && a[0] != 0 {
+		n := 1 + int(a[0])
+		if n > len(a) || a[0] != b[0] || !equalLetters(a[1:n], b[1:n]) {
+			return false
+		}
+		a, b = a[n:], b[n:]
+	}
+	return bytes.Equal(a, b)
+}
+
+// equalLetters reports whether two labels of one length are equal but for case.
+func equalLetters(a, b []byte) bool {
+	for i, c := range a {
+		if c != b[i] && fold(c) != fold(b[i]) {
 			return false
 		}
 	}
@@ -50,16 +70,10 @@ func plainNameLen(msg []byte, off int) (int, error) {
 	for n := off; n < len(msg); {
 		c := int(msg[n])
 		if c == 0 {
-			if n+1-off > MaxNameLen {
-				return 0, errName
-			}
 			return n + 1 - off, nil
 		}
-		if c > maxLabel {
-			return 0, errName
-		}
 		n += 1 + c
-		if n-off >= MaxNameLen {
+		if c > maxLabel || n-off >= MaxNameLen { // the root octet must fit, too
 			return 0, errName
 		}
 	}
@@ -70,16 +84,13 @@ func plainNameLen(msg []byte, off int) (int, error) {
 // pointers, and returns the offset of what follows it. A pointer must point
 // before the label sequence in which it stands, so that every hop goes
 // strictly backwards and the walk ends (RFC 1035 section 4.1.4: "a prior
-// occurrence").
+// occurrence"), after at most 127 labels and maxPointers pointers.
 func nameEnd(msg []byte, off int) (int, error) {
-	end, total, floor := 0, 0, off
+	end, total, pointers, floor := 0, 0, 0, off
 	for off < len(msg) {
 		c := int(msg[off])
 		switch {
 		case c == 0:
-			if total+1 > MaxNameLen {
-				return 0, errName
-			}
 			if end == 0 {
 				end = off + 1
 			}
@@ -98,7 +109,7 @@ func nameEnd(msg []byte, off int) (int, error) {
 				end = off + 2
 			}
 			to := (c&0x3f)<<8 | int(msg[off+1])
-			if to >= floor || to < HeaderLen {
+			if pointers++; to >= floor || to < HeaderLen || pointers > maxPointers {
 				return 0, errName
 			}
 			off, floor = to, to
@@ -109,27 +120,37 @@ func nameEnd(msg []byte, off int) (int, error) {
 	return 0, errName
 }
 
+// label returns the offset of the first label (or the root octet) of the name at
+// off: where its pointers lead to. It is len(msg) if they do not lead backwards.
+func label(msg []byte, off int) int {
+	for off+1 < len(msg) && msg[off] >= 0xc0 {
+		to := int(msg[off]&0x3f)<<8 | int(msg[off+1])
+		if to >= off {
+			return len(msg)
+		}
+		off = to
+	}
+	return off
+}
+
 // AppendName appends the name at off, decompressed and folded, to dst. The
 // name must have been accepted before (by ParseQuery or ParseResponse); of a
-// malformed one it appends as much as there is.
+// malformed one it appends as much as there is, at most 127 labels.
 func AppendName(dst, msg []byte, off int) []byte {
-	for n := 0; off < len(msg) && n <= MaxNameLen; n++ {
-		c := int(msg[off])
-		if c >= 0xc0 {
-			if off+1 >= len(msg) {
-				return dst
-			}
-			off = (c&0x3f)<<8 | int(msg[off+1])
-			continue
+	for range MaxNameLen/2 + 1 {
+		off = label(msg, off)
+		if off >= len(msg) {
+			break
 		}
-		if c == 0 {
-			return append(dst, 0)
+		next := off + 1 + int(msg[off])
+		if next > len(msg) {
+			break
 		}
-		if off+1+c > len(msg) {
-			return dst
+		dst = AppendFolded(dst, msg[off:next])
+		if next == off+1 {
+			break
 		}
-		dst = AppendFolded(dst, msg[off:off+1+c])
-		off += 1 + c
+		off = next
 	}
 	return dst
 }
@@ -137,14 +158,24 @@ func AppendName(dst, msg []byte, off int) []byte {
 // NameEqual reports whether the two accepted names at offsets a and b of msg
 // are the same but for case.
 func NameEqual(msg []byte, a, b int) bool {
-	if a == b {
-		return true
+	for range MaxNameLen/2 + 1 {
+		a, b = label(msg, a), label(msg, b)
+		if a == b {
+			return true // from here on the same octets
+		}
+		if max(a, b) >= len(msg) || msg[a] != msg[b] {
+			return false
+		}
+		n := 1 + int(msg[a])
+		if n == 1 {
+			return true
+		}
+		if max(a, b)+n > len(msg) || !equalLetters(msg[a+1:a+n], msg[b+1:b+n]) {
+			return false
+		}
+		a, b = a+n, b+n
 	}
-	if int(msg[a]) >= 0xc0 && int(msg[b]) >= 0xc0 && msg[a] == msg[b] && msg[a+1] == msg[b+1] {
-		return true
-	}
-	var x, y [MaxNameLen + 1]byte
-	return bytes.Equal(AppendName(x[:0], msg, a), AppendName(y[:0], msg, b))
+	return false
 }
 
 // IsSubdomain reports whether child, a folded wire-form name, is parent or

@@ -21,13 +21,6 @@ const (
 	BadVers
 )
 
-// EDNS option codes.
-const (
-	optCookie    = 10 // RFC 7873
-	optKeepalive = 11 // RFC 7828
-	optEDE       = 15 // RFC 8914
-)
-
 // Query is what the query path needs to know of a query. The question lies in
 // the datagram at Question; offsets are fixed, since a query's name is never
 // compressed.
@@ -76,8 +69,14 @@ func (q *Query) CD() bool { return q.Flags&FlagCD != 0 }
 // socket. It fills q as far as the verdict allows: after FormErr, NotImp and
 // BadVers, q has what AppendError needs.
 //
-// Octets after the last record are ignored, as most servers do; cookies are
-// checked for their length (RFC 7873 section 5.2.2) and otherwise ignored.
+// Ignored are octets after the last record, as most servers do; the RDATA of
+// additional records other than OPT (a TSIG or SIG(0) is nothing that we could
+// check, and answered unsigned); and all EDNS options but two: cookies are
+// checked for their length (RFC 7873 section 5.2.2), a keepalive is noted.
+//
+// Records in the answer or authority section are an error. That covers IXFR,
+// whose queries carry an SOA record there (RFC 1995 section 3): a cache has no
+// zones to transfer.
 func ParseQuery(msg []byte, q *Query) Verdict {
 	*q = Query{UDPSize: MinUDPSize}
 	if len(msg) < HeaderLen {
@@ -125,7 +124,8 @@ func ParseQuery(msg []byte, q *Query) Verdict {
 			q.UDPSize = max(MinUDPSize, binary.BigEndian.Uint16(msg[end+2:]))
 			q.Version = msg[end+5]
 			q.DO = msg[end+6]&0x80 != 0
-			if !q.options(msg[data:next]) {
+			// The options of a later version may look different.
+			if q.Version == 0 && !q.options(msg[data:next]) {
 				return FormErr
 			}
 		}
@@ -141,11 +141,8 @@ func ParseQuery(msg []byte, q *Query) Verdict {
 // formed.
 func (q *Query) options(data []byte) bool {
 	for len(data) > 0 {
-		if len(data) < 4 {
-			return false
-		}
-		code, n := binary.BigEndian.Uint16(data), int(binary.BigEndian.Uint16(data[2:]))
-		if len(data) < 4+n {
+		code, n, rest, ok := cutOption(data)
+		if !ok {
 			return false
 		}
 		switch code {
@@ -154,9 +151,12 @@ func (q *Query) options(data []byte) bool {
 				return false
 			}
 		case optKeepalive:
-			q.Keepalive = true
+			// RFC 7828: a client sends no value (section 3.2.1), but over
+			// UDP the option must be ignored (section 3.3.1), so that one
+			// with a value is not an error here.
+			q.Keepalive = q.Keepalive || n == 0
 		}
-		data = data[4+n:]
+		data = rest
 	}
 	return true
 }

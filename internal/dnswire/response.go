@@ -27,14 +27,18 @@ type Record struct {
 	Section Section
 }
 
+// maxTTL is the greatest TTL (RFC 2181 section 8).
+const maxTTL = 1<<31 - 1
+
 // TTL returns the record's TTL in seconds. A TTL with the top bit set is zero
 // (RFC 2181 section 8).
-func (r *Record) TTL(msg []byte) uint32 {
-	ttl := binary.BigEndian.Uint32(msg[r.TTLOff:])
-	if ttl > 1<<31-1 {
-		return 0
+func (r *Record) TTL(msg []byte) uint32 { return ttlAt(msg, r.TTLOff) }
+
+func ttlAt(msg []byte, off int) uint32 {
+	if ttl := binary.BigEndian.Uint32(msg[off:]); ttl <= maxTTL {
+		return ttl
 	}
-	return ttl
+	return 0
 }
 
 // Response locates the parts of an answer. It may be used again for another
@@ -45,11 +49,13 @@ type Response struct {
 	// Rcode is the whole response code, with the OPT record's upper bits.
 	Rcode uint16
 	// NameLen is the length of the qname in octets, 0 if an error answer
-	// came without its question. The qname is uncompressed at HeaderLen.
+	// came without its question: then there are no records either. The qname
+	// is uncompressed at HeaderLen.
 	NameLen int
 	Type    uint16
 	Class   uint16
-	// Records are all records but OPT, in wire order.
+	// Records are all records but OPT, in wire order. Of an answer with TC
+	// set they may be fewer than the header counts.
 	Records []Record
 	// OPT record: whether there is one, its octets [OPTOff, OPTEnd), and
 	// whether other records follow it.
@@ -59,10 +65,11 @@ type Response struct {
 	OPTOff  int
 	OPTEnd  int
 	UDPSize uint16
-	// Unchecked tells that a record's type has RDATA that ParseResponse
-	// does not know how to check.
+	// Unchecked tells that there is RDATA, or an EDNS option, that
+	// ParseResponse does not know how to check.
 	Unchecked bool
-	// End is the offset past the last record; octets may follow it.
+	// End is the offset past the last record that was read; octets may
+	// follow it.
 	End int
 }
 
@@ -74,12 +81,17 @@ var (
 	errQuestion    = errors.New("not exactly one question")
 	errRecord      = errors.New("record cut short")
 	errRData       = errors.New("malformed RDATA")
-	errOPT         = errors.New("misplaced or repeated OPT record")
+	errOPT         = errors.New("misplaced, repeated or malformed OPT record")
 )
 
 // ParseResponse reads an answer and checks it: every name and every RDATA of
-// the common types is well formed. An error answer without records may lack
-// its question, as some servers' FORMERR does. On error r is undefined.
+// the common types is well formed. On error r is undefined.
+//
+// Two kinds of answers need not be whole. An error answer may lack its question,
+// as some servers' FORMERR does, or be a bare header whatever it counts, as some
+// public resolvers' REFUSED is. An answer with TC set may be cut anywhere after
+// the question, since its records are of no use (RFC 2181 section 9): Records has
+// those in front of the first that is not well formed.
 func ParseResponse(msg []byte, r *Response) error {
 	*r = Response{Records: r.Records[:0]}
 	if len(msg) < HeaderLen {
@@ -90,77 +102,104 @@ func ParseResponse(msg []byte, r *Response) error {
 	if r.Flags&FlagQR == 0 || r.Flags&opcodeMask != 0 {
 		return errNotResponse
 	}
+	failed := r.Rcode != RcodeNoError && r.Rcode != RcodeNXDomain
+	r.End = HeaderLen
+	if failed && len(msg) == HeaderLen {
+		return nil
+	}
 	qd, an, ns, ar := Counts(msg)
-	off := HeaderLen
 	switch {
 	case qd == 1:
-		n, err := plainNameLen(msg, off)
-		if err != nil {
+		if err := r.question(msg); err != nil {
 			return fmt.Errorf("question: %w", err)
 		}
-		off += n
-		if off+4 > len(msg) {
-			return fmt.Errorf("question: %w", errRecord)
-		}
-		r.NameLen = n
-		r.Type = binary.BigEndian.Uint16(msg[off:])
-		r.Class = binary.BigEndian.Uint16(msg[off+2:])
-		off += 4
-	case qd == 0 && an == 0 && ns == 0 && r.Rcode != RcodeNoError:
-	default:
+	case qd != 0 || !failed:
 		return errQuestion
 	}
 	for s, count := range [...]uint16{Answer: an, Authority: ns, Additional: ar} {
 		for ; count > 0; count-- {
-			next, err := r.record(msg, off, Section(s))
-			if err != nil {
-				return fmt.Errorf("record at octet %d: %w", off, err)
+			if err := r.record(msg, Section(s)); err != nil {
+				if r.Flags&FlagTC != 0 && r.NameLen > 0 {
+					return nil
+				}
+				return fmt.Errorf("record at octet %d: %w", r.End, err)
 			}
-			off = next
 		}
 	}
-	r.End = off
-	r.OPTLast = r.EDNS && r.OPTEnd == off
+	if r.NameLen == 0 && len(r.Records) > 0 {
+		return errQuestion
+	}
 	return nil
 }
 
-// record reads the record at off and returns the offset past it.
-func (r *Response) record(msg []byte, off int, s Section) (int, error) {
-	end, err := nameEnd(msg, off)
+// question reads the question at r.End.
+func (r *Response) question(msg []byte) error {
+	n, err := plainNameLen(msg, r.End)
 	if err != nil {
-		return 0, err
+		return err
+	}
+	off := r.End + n
+	if off+4 > len(msg) {
+		return errRecord
+	}
+	r.NameLen = n
+	r.Type = binary.BigEndian.Uint16(msg[off:])
+	r.Class = binary.BigEndian.Uint16(msg[off+2:])
+	r.End = off + 4
+	return nil
+}
+
+// record reads the record at r.End. It leaves r as it is on error.
+func (r *Response) record(msg []byte, s Section) error {
+	end, err := nameEnd(msg, r.End)
+	if err != nil {
+		return err
 	}
 	if end+10 > len(msg) {
-		return 0, errRecord
+		return errRecord
 	}
 	rec := Record{
-		Off: off, TTLOff: end + 4, DataOff: end + 10, Section: s,
+		Off: r.End, TTLOff: end + 4, DataOff: end + 10, Section: s,
 		Type: binary.BigEndian.Uint16(msg[end:]), Class: binary.BigEndian.Uint16(msg[end+2:]),
 	}
 	rec.End = rec.DataOff + int(binary.BigEndian.Uint16(msg[end+8:]))
 	if rec.End > len(msg) {
-		return 0, errRecord
+		return errRecord
 	}
 	if rec.Type == TypeOPT {
-		if s != Additional || r.EDNS || msg[off] != 0 {
-			return 0, errOPT
-		}
-		r.EDNS, r.OPTOff, r.OPTEnd = true, off, rec.End
-		r.UDPSize = max(MinUDPSize, rec.Class)
-		r.Rcode |= uint16(msg[rec.TTLOff]) << 4
-		r.DO = msg[rec.TTLOff+2]&0x80 != 0
-		if !new(Query).options(msg[rec.DataOff:rec.End]) {
-			return 0, errOPT
-		}
-		return rec.End, nil
+		return r.opt(msg, &rec)
 	}
 	ok, known := checkRData(msg[:rec.End], rec.Type, rec.DataOff)
 	if !ok {
-		return 0, errRData
+		return errRData
 	}
 	r.Unchecked = r.Unchecked || !known
 	r.Records = append(r.Records, rec)
-	return rec.End, nil
+	r.End, r.OPTLast = rec.End, false
+	return nil
+}
+
+// opt takes in an OPT record. It leaves r as it is on error.
+func (r *Response) opt(msg []byte, rec *Record) error {
+	if rec.Section != Additional || r.EDNS || msg[rec.Off] != 0 {
+		return errOPT
+	}
+	unchecked := r.Unchecked
+	for data := msg[rec.DataOff:rec.End]; len(data) > 0; {
+		code, n, rest, ok := cutOption(data)
+		if !ok {
+			return errOPT
+		}
+		unchecked = unchecked || !optionChecked(code, n)
+		data = rest
+	}
+	r.Unchecked = unchecked
+	r.EDNS, r.OPTOff, r.OPTEnd = true, rec.Off, rec.End
+	r.UDPSize = max(MinUDPSize, rec.Class)
+	r.Rcode |= uint16(msg[rec.TTLOff]) << 4
+	r.DO = msg[rec.TTLOff+2]&0x80 != 0
+	r.End, r.OPTLast = rec.End, true
+	return nil
 }
 
 // checkRData checks the RDATA from off to the end of msg, and tells whether
