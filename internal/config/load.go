@@ -1,0 +1,92 @@
+package config
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+)
+
+// maxFile is the size of the largest ConfigMap that Kubernetes takes.
+const maxFile = 1 << 20
+
+// Load reads the configuration file at path, lays flags over it (nil is none)
+// and returns the whole, checked. With an empty path there is no file, and
+// defaults are those of a process outside Kubernetes.
+//
+// The error is Problems when the configuration is wrong, and another one when
+// the file cannot be read.
+func Load(path string, flags *Flags) (*Config, error) {
+	if path == "" {
+		return build("", nil, flags, SourceNone)
+	}
+	data, err := readFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return Parse(path, data, flags)
+}
+
+// Parse is Load for the content of a file. Problems name the file as given.
+func Parse(file string, data []byte, flags *Flags) (*Config, error) {
+	return build(file, data, flags, SourceAPI)
+}
+
+func build(file string, data []byte, flags *Flags, source KubernetesSource) (*Config, error) {
+	// The first reading is for the two keys that the defaults depend on.
+	draft := defaults(source, defaultClusterDomain)
+	newDecoder(keys(draft), file).read(data, flags)
+
+	c := defaults(draft.Kubernetes.Source, draft.ClusterDomain)
+	d := newDecoder(keys(c), file)
+	if d.read(data, flags) {
+		c.complete()
+		d.check(c)
+	}
+	if len(d.problems) > 0 {
+		d.problems.sort()
+		return nil, d.problems
+	}
+	return c, nil
+}
+
+// read decodes the sources. It reports whether the file is YAML at all: if not,
+// all that it was to say is missing, and checks would complain about that.
+func (d *decoder) read(data []byte, flags *Flags) bool {
+	root := d.parseYAML(data)
+	readable := len(d.problems) == 0
+	if root != nil {
+		d.schema.decode(d, root, "")
+	}
+	if flags != nil {
+		d.flag = true
+		d.readFlags(flags)
+		d.flag = false
+	}
+	return readable
+}
+
+// complete fills in what the zones that were given leave to defaults.
+func (c *Config) complete() {
+	inheritCaps(c.Cache.Zones)
+	if !slices.ContainsFunc(c.Upstreams, func(u Upstream) bool { return slices.Contains(u.Zones, ".") }) {
+		c.Upstreams = append(c.Upstreams, rootUpstream(c.Kubernetes.Source))
+	}
+}
+
+// readFile is os.ReadFile for files that are meant to be small.
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("%s: larger than 1 MiB", path)
+	}
+	return data, nil
+}
