@@ -6,21 +6,24 @@ import (
 	"unicode/utf8"
 )
 
-// Extended DNS error codes (RFC 8914 section 4; 29: IANA registry).
+// Extended DNS error codes (RFC 8914 section 4; 29: the IANA registry).
 const (
-	EDEOther          uint16 = 0
-	EDEStale          uint16 = 3
-	EDECachedError    uint16 = 13
-	EDENotReady       uint16 = 14
-	EDEStaleNXDomain  uint16 = 19
-	EDENoReachable    uint16 = 22
-	EDENetworkError   uint16 = 23
-	EDEInvalidData    uint16 = 24
-	EDESynthesized    uint16 = 29
-	maxEDEText               = 64 // our own bound: errors must not need TCP
-	optHeaderLen             = 11 // root, type, class, TTL, RDLENGTH
-	keepaliveUnit            = 100 * time.Millisecond
-	maxKeepaliveUnits        = 65535
+	EDEOther         uint16 = 0
+	EDEStale         uint16 = 3
+	EDECachedError   uint16 = 13
+	EDENotReady      uint16 = 14
+	EDEStaleNXDomain uint16 = 19
+	EDENoReachable   uint16 = 22
+	EDENetworkError  uint16 = 23
+	EDEInvalidData   uint16 = 24
+	EDESynthesized   uint16 = 29
+)
+
+const (
+	optHeaderLen      = 11 // root, type, class, TTL, RDLENGTH
+	maxEDEText        = 64 // our own bound: errors must not need TCP
+	keepaliveUnit     = 100 * time.Millisecond
+	maxKeepaliveUnits = 65535
 )
 
 // OPT describes an OPT record of ours (RFC 6891 section 6.1).

@@ -309,10 +309,21 @@ func TestLabelCount(t *testing.T) {
 	}
 }
 
-func TestLongName(t *testing.T) {
-	for n := 3; n <= 300; n++ { // the tests above lean on it
-		if got := longName(n); len(got) != n || !bytes.HasSuffix([]byte(got), []byte{0}) {
-			t.Errorf("longName(%d) has %d octets", n, len(got))
+func TestLongName(t *testing.T) { // the tests above lean on it
+	for n := 3; n <= 300; n++ {
+		name := longName(n)
+		if len(name) != n {
+			t.Errorf("longName(%d) has %d octets", n, len(name))
+		}
+		off := 0
+		for off < n && name[off] != 0 {
+			if name[off] > maxLabel {
+				t.Errorf("longName(%d) has a label of %d octets", n, name[off])
+			}
+			off += 1 + int(name[off])
+		}
+		if off != n-1 {
+			t.Errorf("longName(%d) ends at %d", n, off)
 		}
 	}
 }
