@@ -1,0 +1,191 @@
+package search
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/miekg/dns"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
+)
+
+// Limits of a search list (kubelet: MaxDNSSearchPaths and
+// MaxDNSSearchListChars) and of ndots (resolv.conf(5)).
+const (
+	maxDomains   = 32
+	maxListChars = 2048
+	maxNDots     = 15
+)
+
+// List is a client's search list: what its libc appends to a name, and to
+// which names.
+type List struct {
+	// Domains are folded wire-form names, in the order in which they are
+	// tried.
+	Domains [][]byte
+	// NDots is how many dots make the client try a name as it is first.
+	NDots int
+	// Expand tells that the client's namespace asks for expansion.
+	Expand bool
+	// Inferred tells that the list was read off a qname.
+	Inferred bool
+}
+
+// DNSPolicy is a pod's dnsPolicy.
+type DNSPolicy string
+
+// The policies of the Kubernetes API.
+const (
+	ClusterFirst            DNSPolicy = "ClusterFirst"
+	ClusterFirstWithHostNet DNSPolicy = "ClusterFirstWithHostNet"
+	Default                 DNSPolicy = "Default"
+	None                    DNSPolicy = "None"
+)
+
+// Pod is what decides on a pod's search list.
+type Pod struct {
+	Namespace   string
+	HostNetwork bool
+	DNSPolicy   DNSPolicy
+	Searches    []string // dnsConfig.searches
+	NDots       *int     // dnsConfig's option ndots
+	Expand      bool     // its namespace is annotated so
+}
+
+// Config is what a Policy is made of.
+type Config struct {
+	ClusterDomain string   // cluster.local
+	Domains       []string // the node's own search domains, after the cluster's three
+	NDots         int      // of pods that do not say: 5 is kubelet's
+	Expand        bool     // for every client
+}
+
+// Policy makes lists and walks.
+type Policy struct {
+	cluster []byte   // folded wire form
+	svc     []byte   // svc.<cluster>
+	node    [][]byte // the node's own search domains
+	ndots   int
+	expand  bool
+}
+
+// New returns the policy for a node.
+func New(c Config) (*Policy, error) {
+	cluster, err := wireName(c.ClusterDomain)
+	if err != nil {
+		return nil, fmt.Errorf("cluster domain: %w", err)
+	}
+	p := &Policy{cluster: cluster, svc: append([]byte("\x03svc"), cluster...), ndots: c.NDots, expand: c.Expand}
+	if c.NDots < 0 || c.NDots > maxNDots {
+		return nil, fmt.Errorf("ndots %d: from 0 to %d", c.NDots, maxNDots)
+	}
+	for _, d := range c.Domains {
+		w, err := wireName(d)
+		if err != nil {
+			return nil, fmt.Errorf("search domain: %w", err)
+		}
+		p.node = append(p.node, w)
+	}
+	return p, nil
+}
+
+// wireName packs a name in presentation form, relative or not.
+func wireName(name string) ([]byte, error) {
+	var buf [dnswire.MaxNameLen + 1]byte
+	n, err := dns.PackDomainName(dns.Fqdn(strings.ToLower(name)), buf[:], 0, nil, false)
+	if err != nil || n > dnswire.MaxNameLen {
+		return nil, fmt.Errorf("%q is not a domain name", name)
+	}
+	return bytes.Clone(buf[:n]), nil
+}
+
+// ListOf returns the search list that kubelet writes for a pod, or nil if that
+// cannot be known here: hostNetwork pods share their address with the node, and
+// a pod without a list of its own, or with a domain that is no name, is left
+// alone.
+func (p *Policy) ListOf(pod Pod) *List {
+	if pod.HostNetwork {
+		return nil
+	}
+	l := &List{NDots: p.ndots, Expand: p.expand || pod.Expand}
+	switch pod.DNSPolicy {
+	case ClusterFirst, ClusterFirstWithHostNet, "":
+		ns, err := wireName(pod.Namespace)
+		if err != nil || dnswire.LabelCount(ns) != 1 {
+			return nil
+		}
+		l.Domains = p.clusterDomains(ns[:len(ns)-1])
+	case Default:
+		// The host's resolv.conf, whose ndots is libc's own 1 unless it
+		// says otherwise; kubelet's ClusterFirst sets 5.
+		l.Domains, l.NDots = slices.Clone(p.node), 1
+	case None:
+		l.NDots = 1
+	default:
+		return nil
+	}
+	for _, s := range pod.Searches {
+		w, err := wireName(s)
+		if err != nil {
+			return nil
+		}
+		if !slices.ContainsFunc(l.Domains, func(d []byte) bool { return bytes.Equal(d, w) }) {
+			l.Domains = append(l.Domains, w)
+		}
+	}
+	if pod.NDots != nil {
+		l.NDots = min(max(*pod.NDots, 0), maxNDots)
+	}
+	l.limit()
+	if len(l.Domains) == 0 {
+		return nil
+	}
+	return l
+}
+
+// Infer reads a list off a qname, in folded wire form, that ends in
+// <ns>.svc.<cluster domain>: the list of a ClusterFirst pod of that namespace.
+// It returns nil for other names. dst is where the list's domains may be built.
+func (p *Policy) Infer(qname []byte) *List {
+	off, ok := p.namespaceLabel(qname)
+	if !ok {
+		return nil
+	}
+	l := &List{NDots: p.ndots, Expand: p.expand, Inferred: true}
+	l.Domains = p.clusterDomains(qname[off : off+1+int(qname[off])])
+	l.limit()
+	return l
+}
+
+// namespaceLabel returns the offset of the label before svc.<cluster domain>.
+func (p *Policy) namespaceLabel(qname []byte) (int, bool) {
+	for off := 0; off < len(qname) && qname[off] != 0; off += 1 + int(qname[off]) {
+		if len(qname)-off-1-int(qname[off]) == len(p.svc) {
+			return off, bytes.Equal(qname[len(qname)-len(p.svc):], p.svc)
+		}
+	}
+	return 0, false
+}
+
+// clusterDomains returns the domains of a ClusterFirst pod: the cluster's
+// three, then the node's own. ns is the namespace as one label.
+func (p *Policy) clusterDomains(ns []byte) [][]byte {
+	return append([][]byte{append(bytes.Clone(ns), p.svc...), p.svc, p.cluster}, p.node...)
+}
+
+// limit cuts the list as kubelet does.
+func (l *List) limit() {
+	chars := 0
+	for i, d := range l.Domains {
+		chars += max(len(d)-2, 1) // presentation form, without the final dot
+		if i > 0 {
+			chars++ // the space between
+		}
+		if i >= maxDomains || chars > maxListChars {
+			l.Domains = l.Domains[:i]
+			return
+		}
+	}
+}
