@@ -1,7 +1,6 @@
 package dnswire
 
 import (
-	"bytes"
 	"strings"
 	"testing"
 

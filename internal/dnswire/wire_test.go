@@ -71,7 +71,18 @@ func wireName(t testing.TB, name string) []byte {
 // foldedName is wireName in lower case.
 func foldedName(t testing.TB, name string) []byte {
 	t.Helper()
-	return bytes.ToLower(wireName(t, name)) // length octets are no letters
+	return lower(wireName(t, name))
+}
+
+// lower returns a wire-form name in lower case. Its length octets are no letters.
+func lower(name []byte) []byte {
+	name = bytes.Clone(name)
+	for i, c := range name {
+		if 'A' <= c && c <= 'Z' {
+			name[i] = c | 0x20
+		}
+	}
+	return name
 }
 
 // parseRRs parses records in presentation form.

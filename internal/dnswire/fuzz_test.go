@@ -1,0 +1,548 @@
+package dnswire
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/miekg/dns"
+)
+
+// The fuzz targets compare with miekg/dns, which is the second opinion on what
+// octets mean. Where the two differ on purpose the difference is written down at
+// the place that lets it pass.
+
+// seedQueries are queries as clients send them.
+func seedQueries(t testing.TB) [][]byte {
+	pack := func(f func(*dns.Msg)) []byte {
+		m := new(dns.Msg).SetQuestion("wWw.Example.com.", dns.TypeA)
+		m.Id = 0x1234
+		f(m)
+		b, err := m.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	edns := func(options ...dns.EDNS0) []byte {
+		return pack(func(m *dns.Msg) {
+			m.SetEdns0(1232, true)
+			m.IsEdns0().Option = options
+		})
+	}
+	return [][]byte{
+		pack(func(*dns.Msg) {}),
+		pack(func(m *dns.Msg) { m.Question[0] = dns.Question{Name: ".", Qtype: dns.TypeNS, Qclass: dns.ClassINET} }),
+		pack(func(m *dns.Msg) { m.Question = nil }),
+		pack(func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) }),
+		pack(func(m *dns.Msg) { m.SetNotify("example.") }),
+		pack(func(m *dns.Msg) { m.SetUpdate("example.") }),
+		pack(func(m *dns.Msg) { m.SetIxfr("example.", 1, "ns.example.", "host.example.") }),
+		pack(func(m *dns.Msg) { m.SetTsig("key.", dns.HmacSHA256, 300, 1) }),
+		pack(func(m *dns.Msg) { m.SetReply(m.Copy()) }),
+		edns(),
+		edns(&dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: "0011223344556677"}),
+		edns(&dns.EDNS0_TCP_KEEPALIVE{}, &dns.EDNS0_PADDING{Padding: []byte("xx")}),
+		edns(&dns.EDNS0_SUBNET{Code: dns.EDNS0SUBNET, Family: 1, SourceNetmask: 24, Address: []byte{192, 0, 2, 0}}),
+		append(header(FlagRD, 1, 0, 0, 1), qA+optV1+"\x00\x00"...),
+		append(header(FlagRD, 1, 0, 0, 2), qA+opt+opt...),
+	}
+}
+
+// packName packs a name that miekg/dns has unpacked.
+func packName(t testing.TB, name string) []byte {
+	t.Helper()
+	b := make([]byte, MaxNameLen+1)
+	n, err := dns.PackDomainName(name, b, 0, nil, false)
+	if err != nil {
+		t.Fatalf("miekg/dns does not pack the name %q that it unpacked: %v", name, err)
+	}
+	return b[:n]
+}
+
+// checkedOptions cuts the RDATA of an OPT record down to the options whose value
+// ParseQuery looks at. Others it must ignore (RFC 6891 section 6.1.2), where
+// miekg/dns refuses the message if it knows the option and dislikes its value; so
+// it does with a keepalive, which is to be ignored over UDP (RFC 7828 section
+// 3.3.1).
+func checkedOptions(rdata []byte) (kept []byte, keepalive bool) {
+	for len(rdata) >= 4 {
+		n := 4 + (int(rdata[2])<<8 | int(rdata[3]))
+		switch code := int(rdata[0])<<8 | int(rdata[1]); {
+		case code == dns.EDNS0COOKIE, code == dns.EDNS0TCPKEEPALIVE && n == 4:
+			kept = append(kept, rdata[:n]...)
+			keepalive = keepalive || code == dns.EDNS0TCPKEEPALIVE
+		}
+		rdata = rdata[n:]
+	}
+	return kept, keepalive
+}
+
+func FuzzParseQuery(f *testing.F) {
+	for _, msg := range seedQueries(f) {
+		f.Add(msg)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		msg := exact(data)
+		var q Query
+		v := ParseQuery(msg, &q)
+		if !bytes.Equal(msg, data) {
+			t.Fatal("the message was changed")
+		}
+		checkErrorAnswer(t, msg, &q, v)
+		if v == Accept {
+			checkQuery(t, msg, &q)
+		}
+		checkRepackedQuery(t, msg)
+	})
+}
+
+// checkQuery checks an accepted query against miekg/dns.
+func checkQuery(t *testing.T, msg []byte, q *Query) {
+	t.Helper()
+	_, _, _, ar := Counts(msg)
+	rrs, err := plainWalk(msg, q.QuestionEnd(), int(ar))
+	if err != nil {
+		t.Fatalf("accepted, but its records: %v", err)
+	}
+	// What miekg/dns decodes: the message without the parts that ParseQuery
+	// does not look at, which are additional records other than OPT and the
+	// options that it ignores.
+	known := exact(msg[:q.QuestionEnd()])
+	opts, keepalive := uint16(0), false
+	for _, rr := range rrs {
+		if rr.typ == TypeOPT {
+			var options []byte
+			options, keepalive = checkedOptions(rr.rdata)
+			known = append(known, record("\x00", rr.typ, rr.class, rr.ttl, string(options))...)
+			opts++
+		}
+	}
+	SetCounts(known, 1, 0, 0, opts)
+	for _, b := range [][]byte{known, msg} {
+		m := new(dns.Msg)
+		if err := m.Unpack(b); err != nil {
+			if len(b) == len(known) {
+				t.Fatalf("accepted, but miekg/dns: %v", err)
+			}
+			continue
+		}
+		if m.Id != q.ID || m.Response || m.Opcode != 0 || m.RecursionDesired != q.RD() ||
+			m.AuthenticatedData != q.AD() || m.CheckingDisabled != q.CD() {
+			t.Fatalf("header: %+v, miekg/dns: %+v", q, m.MsgHdr)
+		}
+		if len(m.Question) != 1 || m.Question[0].Qtype != q.Type || m.Question[0].Qclass != q.Class ||
+			!bytes.Equal(packName(t, m.Question[0].Name), q.Name(msg)) {
+			t.Fatalf("question: %+v, miekg/dns: %v", q, m.Question)
+		}
+		o := m.IsEdns0()
+		if o == nil {
+			if q.EDNS || q.DO || q.Keepalive || q.UDPSize != 512 {
+				t.Fatalf("OPT: %+v, miekg/dns: none", q)
+			}
+			continue
+		}
+		if !q.EDNS || o.Do() != q.DO || o.Version() != q.Version || max(512, o.UDPSize()) != q.UDPSize || keepalive != q.Keepalive {
+			t.Fatalf("OPT: %+v, miekg/dns: %v", q, o)
+		}
+	}
+}
+
+// checkRepackedQuery checks that a query which miekg/dns reads and writes again is
+// accepted, if it is one that RFCs let us answer.
+func checkRepackedQuery(t *testing.T, data []byte) {
+	t.Helper()
+	m := new(dns.Msg)
+	if m.Unpack(data) != nil || m.Response || m.Opcode != 0 || len(m.Question) != 1 || len(m.Answer)+len(m.Ns) > 0 ||
+		m.Question[0].Qtype == dns.TypeOPT {
+		return
+	}
+	for _, rr := range m.Extra {
+		o, ok := rr.(*dns.OPT)
+		if !ok {
+			continue
+		}
+		if o != m.IsEdns0() || o.Hdr.Name != "." {
+			return // two of them, or misplaced
+		}
+		for _, opt := range o.Option {
+			if c, ok := opt.(*dns.EDNS0_COOKIE); ok && len(c.Cookie) != 16 && (len(c.Cookie) < 32 || len(c.Cookie) > 80) {
+				return
+			}
+		}
+	}
+	for _, m.Compress = range []bool{false, true} {
+		b, err := m.Pack()
+		if err != nil {
+			return
+		}
+		want := Accept
+		if o := m.IsEdns0(); o != nil && o.Version() != 0 {
+			want = BadVers
+		}
+		if got := ParseQuery(exact(b), new(Query)); got != want {
+			t.Fatalf("verdict %d for what miekg/dns packs: %x", got, b)
+		}
+	}
+}
+
+// seedAnswers are answers of all shapes and types.
+func seedAnswers(t testing.TB) [][]byte {
+	var msgs [][]byte
+	for _, msg := range fitAnswers(t) {
+		msgs = append(msgs, msg)
+	}
+	slices.SortFunc(msgs, bytes.Compare)
+	return append(msgs,
+		answer{tc: true, an: []string{"www.example. A 192.0.2.1"}}.pack(t),
+		answer{rcode: dns.RcodeServerFailure, edns: true, optionsInReply: []dns.EDNS0{&dns.EDNS0_EDE{InfoCode: 22, ExtraText: "x"}}}.pack(t),
+		answer{rcode: 23, edns: true, optFirst: true, ar: []string{"x. A 192.0.2.1"}}.pack(t),
+		header(fQR|RcodeRefused, 1, 0, 0, 1),
+		answer{qtype: TypeANY, an: []string{
+			"www.example. AAAA 2001:db8::1", "www.example. CNAME a.example.", "www.example. DNAME a.example.",
+			"www.example. MX 1 m.example.", "www.example. SRV 1 2 3 s.example.", "www.example. PTR p.example.",
+			"www.example. MB a.example.", "www.example. MG a.example.", "www.example. MR a.example.",
+			"www.example. MD a.example.", "www.example. MF a.example.",
+		}}.pack(t),
+		answer{qtype: TypeANY, an: []string{
+			"www.example. HTTPS 1 . alpn=h2 ipv4hint=192.0.2.1", "www.example. CAA 0 issue ca.example.",
+			"www.example. NAPTR 1 2 \"u\" \"x\" \"!a!b!\" r.example.", "www.example. DS 1 13 2 AAAA", "www.example. RP a.example. b.example.",
+			`www.example. HINFO "RFC8482" ""`, "www.example. TLSA 3 1 1 AAAA",
+		}}.pack(t),
+	)
+}
+
+func FuzzParseResponse(f *testing.F) {
+	for _, msg := range seedAnswers(f) {
+		f.Add(msg)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		msg := exact(data)
+		var r Response
+		err := ParseResponse(msg, &r)
+		if !bytes.Equal(msg, data) {
+			t.Fatal("the message was changed")
+		}
+		if err == nil {
+			checkResponse(t, msg, &r)
+		}
+		checkRepackedResponse(t, msg)
+	})
+}
+
+// checkResponse checks an accepted answer against miekg/dns.
+func checkResponse(t *testing.T, msg []byte, r *Response) {
+	t.Helper()
+	// Of a bare header and of an answer with TC set what was read counts, not
+	// what the header says. For all others the two must be the same.
+	var counts [3]uint16
+	for i := range r.Records {
+		counts[r.Records[i].Section]++
+	}
+	if r.EDNS {
+		counts[Additional]++
+	}
+	qd := min(1, uint16(r.NameLen))
+	whole := exact(msg[:r.End])
+	SetCounts(whole, qd, counts[0], counts[1], counts[2])
+	if !bytes.Equal(whole, msg[:r.End]) && r.Flags&FlagTC == 0 && len(msg) > HeaderLen {
+		t.Fatalf("header %x, but read were %v", msg[:HeaderLen], counts)
+	}
+
+	off := HeaderLen
+	if r.NameLen > 0 {
+		off += r.NameLen + 4
+	}
+	rrs, err := plainWalk(whole, off, int(counts[0])+int(counts[1])+int(counts[2]))
+	if err != nil {
+		t.Fatalf("accepted, but its records: %v", err)
+	}
+	checkRecords(t, whole, r, rrs)
+
+	summary := r.Classify(msg)
+	m := new(dns.Msg)
+	if err := m.Unpack(whole); err != nil {
+		// RDATA and EDNS options that are not checked here.
+		if !r.Unchecked {
+			t.Fatalf("accepted, but miekg/dns: %v", err)
+		}
+		return
+	}
+	if m.Id != r.ID || !m.Response || m.Opcode != 0 || m.Rcode != int(r.Rcode) || m.Truncated != (r.Flags&FlagTC != 0) {
+		t.Fatalf("header: %+v, miekg/dns: %+v", r, m.MsgHdr)
+	}
+	if len(m.Question) != int(qd) || len(m.Answer) != int(counts[0]) || len(m.Ns) != int(counts[1]) || len(m.Extra) != int(counts[2]) {
+		t.Fatalf("counts: %d %v, miekg/dns: %v", qd, counts, m)
+	}
+	if qd == 1 && (m.Question[0].Qtype != r.Type || m.Question[0].Qclass != r.Class ||
+		!bytes.Equal(packName(t, m.Question[0].Name), msg[HeaderLen:HeaderLen+r.NameLen])) {
+		t.Fatalf("question: %+v, miekg/dns: %v", r, m.Question)
+	}
+	o := m.IsEdns0()
+	if (o != nil) != r.EDNS || o != nil && (o.Do() != r.DO || max(512, o.UDPSize()) != r.UDPSize) {
+		t.Fatalf("OPT: %+v, miekg/dns: %v", r, o)
+	}
+	decoded := slices.DeleteFunc(slices.Concat(m.Answer, m.Ns, m.Extra), func(rr dns.RR) bool { return rr.Header().Rrtype == TypeOPT })
+	for i := range r.Records {
+		checkRDataOf(t, msg, &r.Records[i], decoded[i])
+	}
+	if want := plainClassify(m); summary != want {
+		t.Fatalf("summary %+v, want %+v", summary, want)
+	}
+}
+
+// checkRecords compares the records with those of a plain walk.
+func checkRecords(t *testing.T, msg []byte, r *Response, rrs []plainRR) {
+	t.Helper()
+	if k := len(rrs); k > 0 && rrs[k-1].end != r.End {
+		t.Fatalf("End = %d, want %d", r.End, rrs[k-1].end)
+	}
+	i := 0
+	for k, rr := range rrs {
+		if rr.typ == TypeOPT {
+			if !r.EDNS || r.OPTOff != rr.off || r.OPTEnd != rr.end || r.OPTLast != (k == len(rrs)-1) {
+				t.Fatalf("OPT: %+v, want %+v", r, rr)
+			}
+			continue
+		}
+		rec := &r.Records[i]
+		data := rr.end - len(rr.rdata)
+		if rec.Off != rr.off || rec.End != rr.end || rec.DataOff != data || rec.TTLOff != data-6 || rec.Type != rr.typ || rec.Class != rr.class {
+			t.Fatalf("record %d: %+v, want %+v", i, rec, rr)
+		}
+		if ttl := rec.TTL(msg); ttl != rr.ttl && (ttl != 0 || rr.ttl < 1<<31) {
+			t.Fatalf("record %d: TTL %d, want %d", i, ttl, rr.ttl)
+		}
+		if got, want := AppendName(nil, msg, rec.Off), lower(packName(t, rr.name)); !bytes.Equal(got, want) {
+			t.Fatalf("record %d: owner %q, want %q", i, got, want)
+		}
+		i++
+	}
+	if i != len(r.Records) {
+		t.Fatalf("%d records, want %d", len(r.Records), i)
+	}
+}
+
+// checkRDataOf compares the RDATA of a checked type with what miekg/dns makes of
+// it. Unchecked types are miekg/dns's own business.
+func checkRDataOf(t *testing.T, msg []byte, rec *Record, rr dns.RR) {
+	t.Helper()
+	rdata := msg[rec.DataOff:rec.End]
+	var names []string
+	skip := 0
+	switch rr := rr.(type) {
+	case *dns.A:
+		if !bytes.Equal(rdata, rr.A) {
+			t.Fatalf("A %x, miekg/dns: %v", rdata, rr)
+		}
+	case *dns.AAAA:
+		if !bytes.Equal(rdata, rr.AAAA) {
+			t.Fatalf("AAAA %x, miekg/dns: %v", rdata, rr)
+		}
+	case *dns.TXT:
+		b := make([]byte, dns.Len(rr)+1)
+		n, err := dns.PackRR(rr, b, 0, nil, false)
+		if err != nil || !bytes.HasSuffix(b[:n], rdata) {
+			t.Fatalf("TXT %x, miekg/dns: %x, %v", rdata, b[:n], err)
+		}
+	case *dns.NS:
+		names = []string{rr.Ns}
+	case *dns.CNAME:
+		names = []string{rr.Target}
+	case *dns.PTR:
+		names = []string{rr.Ptr}
+	case *dns.DNAME:
+		names = []string{rr.Target}
+	case *dns.MB:
+		names = []string{rr.Mb}
+	case *dns.MD:
+		names = []string{rr.Md}
+	case *dns.MF:
+		names = []string{rr.Mf}
+	case *dns.MG:
+		names = []string{rr.Mg}
+	case *dns.MR:
+		names = []string{rr.Mr}
+	case *dns.MX:
+		names, skip = []string{rr.Mx}, 2
+	case *dns.SRV:
+		names, skip = []string{rr.Target}, 6
+	case *dns.SOA:
+		names = []string{rr.Ns, rr.Mbox}
+		if want := wire(rr.Serial, rr.Refresh, rr.Retry, rr.Expire, rr.Minttl); !bytes.HasSuffix(rdata, want) {
+			t.Fatalf("SOA %x, miekg/dns: %v", rdata, rr)
+		}
+	default:
+		return
+	}
+	off := rec.DataOff + skip
+	for _, name := range names {
+		if got, want := AppendName(nil, msg, off), lower(packName(t, name)); !bytes.Equal(got, want) {
+			t.Fatalf("%v: name %q in RDATA, miekg/dns: %q", rr, got, want)
+		}
+		off, _ = nameEnd(msg[:rec.End], off)
+	}
+}
+
+// checkRepackedResponse checks that an answer which miekg/dns reads and writes
+// again is accepted, if it is one.
+func checkRepackedResponse(t *testing.T, data []byte) {
+	t.Helper()
+	m := new(dns.Msg)
+	if m.Unpack(data) != nil || !m.Response || m.Opcode != 0 || len(m.Question) != 1 {
+		return
+	}
+	for i, rr := range slices.Concat(m.Answer, m.Ns, m.Extra) {
+		h := rr.Header()
+		if h.Rrtype == TypeOPT && (i < len(m.Answer)+len(m.Ns) || rr != dns.RR(m.IsEdns0()) || h.Name != ".") {
+			return // two of them, or misplaced
+		}
+		// miekg/dns takes RDATA that is empty or ends behind any field, as
+		// dynamic updates use it (RFC 2136). In an answer it is malformed.
+		if h.Rdlength == 0 {
+			return
+		}
+		switch rr := rr.(type) {
+		case *dns.MX:
+			if rr.Mx == "" {
+				return
+			}
+		case *dns.SRV:
+			if rr.Target == "" {
+				return
+			}
+		case *dns.SOA:
+			// All fields behind the names default to 0, so look at the
+			// length: miekg/dns packs them whether they were there or not.
+			if rr.Mbox == "" {
+				return
+			}
+		}
+	}
+	for _, m.Compress = range []bool{false, true} {
+		b, err := m.Pack()
+		if err != nil || len(b) > MaxMsgLen {
+			return
+		}
+		r := new(Response)
+		if err := ParseResponse(exact(b), r); err != nil {
+			t.Fatalf("%v: refused is what miekg/dns packs: %x", err, b)
+		}
+		checkResponse(t, b, r)
+	}
+}
+
+func FuzzFit(f *testing.F) {
+	for i, msg := range seedAnswers(f) {
+		f.Add(msg, uint16(i*7), i%2 == 0)
+	}
+	f.Fuzz(func(t *testing.T, data []byte, limit uint16, do bool) {
+		var r Response
+		if ParseResponse(exact(data), &r) != nil {
+			return
+		}
+		// Fit takes answers without OPT: cut it off, or out of the counts.
+		var counts [3]uint16
+		for i := range r.Records {
+			counts[r.Records[i].Section]++
+		}
+		if r.EDNS && !r.OPTLast {
+			return
+		}
+		if r.EDNS {
+			r.End = r.OPTOff
+		}
+		msg := exact(data[:r.End])
+		SetCounts(msg, min(1, uint16(r.NameLen)), counts[0], counts[1], counts[2])
+		if r.NameLen == 0 {
+			r.EDNS = false
+		}
+		checkFit(t, msg, &r, int(limit), do)
+	})
+}
+
+// pointersBackward walks the name at off by the letter of RFC 1035 section 4.1.4
+// as we read it: every pointer leads to before the labels in which it stands, and
+// not into the header.
+func pointersBackward(msg []byte, off int) bool {
+	for start := off; off < len(msg); {
+		switch c := int(msg[off]); {
+		case c == 0:
+			return true
+		case c < 0x40:
+			off += 1 + c
+		case off+1 < len(msg):
+			to := c&0x3f<<8 | int(msg[off+1])
+			if to >= start || to < HeaderLen {
+				return false
+			}
+			start, off = to, to
+		default:
+			return false
+		}
+	}
+	return false
+}
+
+func FuzzName(f *testing.F) {
+	for _, name := range []string{".", "a.", "wWw.eXample.", `\000\.\255.x.`, strings.Repeat("a.", 127)} {
+		f.Add(append(make([]byte, HeaderLen), wireName(f, name)...), uint16(12), uint16(13))
+	}
+	chain, off := pointerChain(127)
+	f.Add(chain, uint16(off), uint16(off-2))
+	for _, msg := range seedAnswers(f) {
+		f.Add(msg, uint16(12), uint16(29))
+	}
+	f.Fuzz(func(t *testing.T, data []byte, a, b uint16) {
+		msg := exact(data)
+		nameA, okA := checkName(t, msg, int(a))
+		nameB, okB := checkName(t, msg, int(b))
+		if !okA || !okB {
+			NameEqual(msg, min(int(a), len(msg)), min(int(b), len(msg))) // ends, and does not panic
+			return
+		}
+		wireA, wireB := packName(t, nameA), packName(t, nameB)
+		foldedA, foldedB := AppendFolded(nil, wireA), AppendFolded(nil, wireB)
+		same := strings.EqualFold(nameA, nameB) // presentation form is all ASCII
+		for what, got := range map[string]bool{
+			"NameEqual": NameEqual(msg, int(a), int(b)), "NameEqual, swapped": NameEqual(msg, int(b), int(a)),
+			"EqualFold": EqualFold(wireA, wireB), "AppendFolded": bytes.Equal(foldedA, foldedB),
+		} {
+			if got != same {
+				t.Errorf("%s(%q, %q) = %t", what, nameA, nameB, got)
+			}
+		}
+		if got, want := IsSubdomain(foldedA, foldedB), dns.IsSubDomain(strings.ToLower(nameB), strings.ToLower(nameA)); got != want {
+			t.Errorf("IsSubdomain(%q, %q) = %t", nameA, nameB, got)
+		}
+		if got, want := LabelCount(wireA), dns.CountLabel(nameA); got != want {
+			t.Errorf("LabelCount(%q) = %d, want %d", nameA, got, want)
+		}
+	})
+}
+
+// checkName checks what we make of the name at off against miekg/dns.
+func checkName(t *testing.T, msg []byte, off int) (name string, ok bool) {
+	t.Helper()
+	name, miekgEnd, miekgErr := dns.UnpackDomainName(msg, off)
+	end, err := nameEnd(msg, off)
+	AppendName(nil, msg, off) // ends, and does not panic
+	if n, plainErr := plainNameLen(msg, off); plainErr == nil && (err != nil || end != off+n) {
+		t.Fatalf("plainNameLen at %d = %d, nameEnd = %d, %v", off, n, end, err)
+	}
+	if err != nil {
+		if miekgErr == nil && pointersBackward(msg, off) {
+			t.Fatalf("name at %d of %x: refused, miekg/dns: %q", off, msg, name)
+		}
+		return "", false
+	}
+	if miekgErr != nil || miekgEnd != end || !pointersBackward(msg, off) {
+		t.Fatalf("name at %d of %x: end %d, miekg/dns: %q, %d, %v", off, msg, end, name, miekgEnd, miekgErr)
+	}
+	want := lower(packName(t, name))
+	if got := AppendName([]byte("head"), msg, off); string(got) != "head"+string(want) {
+		t.Fatalf("name at %d of %x: %q, miekg/dns: %q", off, msg, got, name)
+	}
+	return name, true
+}
