@@ -16,7 +16,8 @@ fmt: $(TOOLS)
 	.cache/bin/gofumpt -w $$(git ls-files '*.go')
 bench: build ## measure against peers; wants a quiet machine (root)
 	scripts/deps.sh bench
-	go run ./bench/run
+	go build -o .cache/bench/ ./bench/load ./bench/echo ./bench/run
+	.cache/bench/run $(BENCHFLAGS)
 clean:
 	rm -rf bin .cache
 $(TOOLS): tools/go.mod tools/go.sum
