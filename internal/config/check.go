@@ -22,13 +22,19 @@ func (d *decoder) check(c *Config) {
 	d.checkPerClient("limits.tcpConnections", c.Limits.TCPConnections, c.Limits.TCPConnectionsPerClient)
 }
 
-// noKubernetes says that, and why if nobody wrote it.
-func (d *decoder) noKubernetes() string {
-	if d.given("kubernetes.source") {
-		return "kubernetes.source is none"
+// sourceIs says what kubernetes.source is, and why if nobody wrote it.
+func (d *decoder) sourceIs(source KubernetesSource) string {
+	text := "kubernetes.source is " + string(source)
+	switch {
+	case d.given("kubernetes.source"):
+		return text
+	case source == SourceNone:
+		return text + " (the default without a file)"
 	}
-	return "kubernetes.source is none (the default without a file)"
+	return text + " (the default)"
 }
+
+func (d *decoder) noKubernetes() string { return d.sourceIs(SourceNone) }
 
 func (d *decoder) checkKubernetes(c *Config) {
 	k := c.Kubernetes
@@ -39,11 +45,11 @@ func (d *decoder) checkKubernetes(c *Config) {
 	// A file that is named and not read is a mistake to find now, not when the
 	// cluster seems empty.
 	if k.Source != SourceFile && k.File != "" {
-		d.refuse(fmt.Sprintf("is %q, which kubernetes.source %s does not read", k.File, k.Source),
+		d.refuse(quote(k.File)+" is not read: "+d.sourceIs(k.Source),
 			"a path only with kubernetes.source file", "kubernetes.file", "kubernetes.source")
 	}
 	if k.Source != SourceAPI && k.Kubeconfig != "" {
-		d.refuse(fmt.Sprintf("is %q, which kubernetes.source %s does not read", k.Kubeconfig, k.Source),
+		d.refuse(quote(k.Kubeconfig)+" is not read: "+d.sourceIs(k.Source),
 			"a path only with kubernetes.source api", "kubernetes.kubeconfig", "kubernetes.source")
 	}
 }
@@ -99,8 +105,12 @@ func (d *decoder) checkUpstreams(c *Config) {
 		at := element("upstreams", i)
 		for j, zone := range u.Zones {
 			at := element(at+".zones", j)
-			if other, ok := first[zone]; ok && d.sound(at) {
-				d.refuse(fmt.Sprintf("%q has servers already (%s)", zone, other), "each zone in one entry", at)
+			if other, ok := first[zone]; ok {
+				name := fmt.Sprintf("%q", zone)
+				if !d.given(at) {
+					name += " (the default)"
+				}
+				d.refuse(fmt.Sprintf("%s has servers already (%s)", name, other), "each zone in one entry", at)
 				continue
 			}
 			first[zone] = at
@@ -130,7 +140,8 @@ func (d *decoder) checkTimeouts(t Timeouts) {
 		{"timeouts.stale", t.Stale},
 		{"timeouts.total", t.Total},
 	}
-	const order = "hedge < retry < stale < total"
+	order := fmt.Sprintf("hedge < retry < stale < total (now %s, %s, %s, %s)",
+		formatHedge(t.Hedge), formatDuration(t.Retry), formatDuration(t.Stale), formatDuration(t.Total))
 	for i, later := range steps[1:] {
 		if earlier := steps[i]; earlier.at >= later.at {
 			d.conflict(
@@ -184,6 +195,3 @@ func (d *decoder) checkPerClient(total string, all, one int) {
 		)
 	}
 }
-
-// element returns the path of a list's entry.
-func element(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

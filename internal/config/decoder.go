@@ -3,7 +3,7 @@ package config
 import (
 	"fmt"
 	"iter"
-	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -17,7 +17,8 @@ type decoder struct {
 	file     string // "" where there is none
 	flag     bool   // the source being read is the command line
 	origins  map[string]origin
-	wrong    map[string]bool // keys that something is wrong with, or with a key inside
+	wrong    map[string]bool // keys that something is wrong with
+	inside   map[string]bool // keys that have one of these inside
 	problems Problems
 }
 
@@ -28,7 +29,13 @@ type origin struct {
 }
 
 func newDecoder(schema mapping, file string) *decoder {
-	return &decoder{schema: schema, file: file, origins: make(map[string]origin), wrong: make(map[string]bool)}
+	return &decoder{
+		schema:  schema,
+		file:    file,
+		origins: make(map[string]origin),
+		wrong:   make(map[string]bool),
+		inside:  make(map[string]bool),
+	}
 }
 
 // decode is v.decode with the key's origin recorded.
@@ -48,14 +55,37 @@ func (d *decoder) report(o origin, path, wrong, allowed string) {
 		p.File, p.Line = d.file, o.line
 	}
 	d.problems = append(d.problems, p)
-	for ; path != ""; path = around(path) {
-		d.wrong[path] = true
+	d.wrong[path] = true
+	for path = around(path); path != ""; path = around(path) {
+		d.inside[path] = true
 	}
 }
 
-// sound reports whether nothing is wrong with the keys or inside them.
+// sound reports whether nothing is wrong with the keys, inside them or with
+// what they are in.
 func (d *decoder) sound(paths ...string) bool {
-	return !slices.ContainsFunc(paths, func(path string) bool { return d.wrong[path] })
+	for _, path := range paths {
+		if d.inside[path] {
+			return false
+		}
+		for ; path != ""; path = around(path) {
+			if d.wrong[path] {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// origin returns where path was given or, if it holds a default, the key around
+// it.
+func (d *decoder) origin(path string) origin {
+	for ; path != ""; path = around(path) {
+		if o, ok := d.origins[path]; ok {
+			return o
+		}
+	}
+	return origin{}
 }
 
 // given reports whether path itself was given.
@@ -68,7 +98,7 @@ func (d *decoder) given(path string) bool {
 // say, unless one of them is wrong already.
 func (d *decoder) refuse(wrong, allowed, path string, others ...string) {
 	if d.sound(path) && d.sound(others...) {
-		d.report(d.origins[path], path, wrong, allowed)
+		d.report(d.origin(path), path, wrong, allowed)
 	}
 }
 
@@ -144,13 +174,13 @@ func describe(n *yaml.Node) string {
 	case tagNull:
 		return "has no value"
 	case tagText, tagAny:
-		return fmt.Sprintf("is the text %q", n.Value)
+		return "is the text " + quote(n.Value)
 	case tagBool:
 		return "is the boolean " + readable(n.Value)
 	case tagNumber, tagFloat:
 		return "is the number " + readable(n.Value)
 	}
-	return fmt.Sprintf("is %q of type %s", n.Value, readable(n.Tag))
+	return fmt.Sprintf("is %s of type %s", quote(n.Value), readable(n.Tag))
 }
 
 // doubled says of a key that it was there before.
@@ -164,8 +194,19 @@ func (d *decoder) doubled(line int) string {
 // readable returns text as it is if it stands out from a sentence and cannot
 // break the line, quoted otherwise.
 func readable(text string) string {
-	if text == "" || strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == ':' || r == '"' }) {
-		return fmt.Sprintf("%q", text)
+	if text == "" || len(text) > maxQuoted || strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == ':' || r == '"' }) {
+		return quote(text)
 	}
 	return text
+}
+
+// maxQuoted keeps a message readable whatever the file holds.
+const maxQuoted = 80
+
+// quote returns the text, or its beginning, in quotes.
+func quote(text string) string {
+	if len(text) > maxQuoted {
+		return strconv.Quote(text[:maxQuoted]) + "..."
+	}
+	return strconv.Quote(text)
 }

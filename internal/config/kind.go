@@ -126,7 +126,7 @@ func size(at *ByteSize, low, high ByteSize) value {
 	}, fmt.Sprintf("a number of bytes, or of Ki, Mi or Gi, from %v to %v", low, high), tagText, tagNumber)
 }
 
-func duration(at *time.Duration, low, high time.Duration) value {
+func duration(at *time.Duration, low, high time.Duration) scalar[time.Duration] {
 	return scalar[time.Duration]{
 		at: at, tags: []string{tagText}, format: formatDuration,
 		want: fmt.Sprintf("a duration from %s to %s", formatDuration(low), formatDuration(high)),
@@ -140,28 +140,30 @@ func duration(at *time.Duration, low, high time.Duration) value {
 	}
 }
 
-func timeout(at *time.Duration) value { return duration(at, minTimeout, maxTimeout) }
+func timeout(at *time.Duration) scalar[time.Duration] { return duration(at, minTimeout, maxTimeout) }
 
 const hedgeAuto = "auto"
 
 // hedge is a timeout or the word auto, which is 0.
 func hedge(at *time.Duration) value {
-	fixed := timeout(at).(scalar[time.Duration])
-	parse, format := fixed.parse, fixed.format
-	fixed.want = hedgeAuto + ", or " + fixed.want
-	fixed.parse = func(text string) (time.Duration, string) {
-		if text == hedgeAuto {
-			return 0, ""
-		}
-		return parse(text)
+	fixed := timeout(at)
+	return scalar[time.Duration]{
+		at: at, tags: []string{tagText}, format: formatHedge,
+		want: hedgeAuto + ", or " + fixed.want,
+		parse: func(text string) (time.Duration, string) {
+			if text == hedgeAuto {
+				return 0, ""
+			}
+			return fixed.parse(text)
+		},
 	}
-	fixed.format = func(d time.Duration) string {
-		if d == 0 {
-			return hedgeAuto
-		}
-		return format(d)
+}
+
+func formatHedge(d time.Duration) string {
+	if d == 0 {
+		return hedgeAuto
 	}
-	return fixed
+	return formatDuration(d)
 }
 
 func logLevel(at *slog.Level) value {
@@ -182,9 +184,9 @@ func logLevel(at *slog.Level) value {
 	}
 }
 
-func domain(at *string) value {
-	return text(at, parseDomain, "a domain name, . for the root")
-}
+const wantDomain = "a domain name, . for the root"
+
+func domain(at *string) value { return text(at, parseDomain, wantDomain) }
 
 func subdomain(at *string) value {
 	return text(at, parseSubdomain, "a domain name below the root, such as "+defaultClusterDomain)

@@ -5,6 +5,8 @@ import (
 	"io"
 	"os"
 	"slices"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // maxFile is the size of the largest ConfigMap that Kubernetes takes.
@@ -33,28 +35,29 @@ func Parse(file string, data []byte, flags *Flags) (*Config, error) {
 }
 
 func build(file string, data []byte, flags *Flags, source KubernetesSource) (*Config, error) {
+	root, unreadable := parseYAML(file, data)
+
 	// The first reading is for the two keys that the defaults depend on.
 	draft := defaults(source, defaultClusterDomain)
-	newDecoder(keys(draft), file).read(data, flags)
+	newDecoder(keys(draft), file).read(root, flags)
 
 	c := defaults(draft.Kubernetes.Source, draft.ClusterDomain)
 	d := newDecoder(keys(c), file)
-	if d.read(data, flags) {
+	d.read(root, flags)
+	if unreadable == nil {
+		// Checks on half of the keys would complain about the other half.
 		c.complete()
 		d.check(c)
 	}
-	if len(d.problems) > 0 {
-		d.problems.sort()
-		return nil, d.problems
+	if problems := append(unreadable, d.problems...); len(problems) > 0 {
+		problems.sort()
+		return nil, problems
 	}
 	return c, nil
 }
 
-// read decodes the sources. It reports whether the file is YAML at all: if not,
-// all that it was to say is missing, and checks would complain about that.
-func (d *decoder) read(data []byte, flags *Flags) bool {
-	root := d.parseYAML(data)
-	readable := len(d.problems) == 0
+// read decodes the file's root, if there is one, and then the flags.
+func (d *decoder) read(root *yaml.Node, flags *Flags) {
 	if root != nil {
 		d.schema.decode(d, root, "")
 	}
@@ -63,7 +66,6 @@ func (d *decoder) read(data []byte, flags *Flags) bool {
 		d.readFlags(flags)
 		d.flag = false
 	}
-	return readable
 }
 
 // complete fills in what the zones that were given leave to defaults.

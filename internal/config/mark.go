@@ -37,7 +37,7 @@ func parseMark(text string) (Mark, string) {
 	case err != nil:
 		return 0, "is not a 32-bit number"
 	case bits.OnesCount32(uint32(m)) != 2:
-		return 0, fmt.Sprintf("has %d bits set", bits.OnesCount32(uint32(m)))
+		return 0, fmt.Sprintf("has %d of 32 bits set", bits.OnesCount32(uint32(m)))
 	case m&kubeProxyMarks != 0:
 		return 0, fmt.Sprintf("has a bit of kube-proxy's (%#x)", uint32(m&kubeProxyMarks))
 	}

@@ -44,7 +44,7 @@ func (s scalar[T]) decode(d *decoder, n *yaml.Node, path string) {
 	}
 	v, wrong := s.parse(n.Value)
 	if wrong != "" {
-		d.problem(n, path, fmt.Sprintf("%q %s", n.Value, wrong), s.want)
+		d.problem(n, path, quote(n.Value)+" "+wrong, s.want)
 		return
 	}
 	*s.at = v
@@ -79,11 +79,11 @@ func (l list[T]) decode(d *decoder, n *yaml.Node, path string) {
 	for i, c := range n.Content {
 		item := l.fresh
 		v := l.element(&item)
-		at := fmt.Sprintf("%s[%d]", path, i)
+		at := element(path, i)
 		d.decode(v, c, at)
 		if same := v.encode(); same.Kind == yaml.ScalarNode && d.sound(at) {
 			if other, ok := first[same.Value]; ok {
-				d.problem(c, at, fmt.Sprintf("%q is the same as %s", c.Value, other), "each once")
+				d.problem(c, at, quote(c.Value)+" is the same as "+other, "each once")
 			}
 			first[same.Value] = at
 		}
@@ -101,7 +101,11 @@ func (l list[T]) encode() *yaml.Node {
 }
 
 func (l list[T]) allowed() string {
-	return "a list, each entry " + l.element(new(T)).allowed()
+	entries := "a list"
+	if l.needs {
+		entries = "a list of at least one entry"
+	}
+	return entries + ", each " + l.element(new(T)).allowed()
 }
 
 // A mapping is a fixed set of named values.
@@ -177,6 +181,9 @@ func (m mapping) walk(path string, f func(path string, k key)) {
 		f(at, k)
 	}
 }
+
+// element returns the path of a list's entry.
+func element(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
 
 func join(path, name string) string {
 	if path == "" {

@@ -2,7 +2,6 @@ package config
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -24,14 +23,14 @@ func (z zoneCaps) decode(d *decoder, n *yaml.Node, path string) {
 	}
 	given := make(map[string]int)
 	for name, v := range pairs(n) {
-		at := fmt.Sprintf("%s[%q]", path, name.Value)
+		at := path + "[" + quote(name.Value) + "]"
 		if name.Kind != yaml.ScalarNode {
 			d.problem(name, path, describe(name), z.allowed())
 			continue
 		}
 		zone, wrong := parseDomain(name.Value)
 		if wrong != "" {
-			d.problem(name, at, fmt.Sprintf("%q %s", name.Value, wrong), z.allowed())
+			d.problem(name, at, quote(name.Value)+" "+wrong, wantDomain)
 			continue
 		}
 		if line, doubled := given[zone]; doubled {
