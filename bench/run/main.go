@@ -41,7 +41,12 @@ func run(ctx context.Context) error {
 	only := flag.String("servers", "", "comma-separated `names`; empty means all that are installed")
 	out := flag.String("out", "bench/results", "`directory` for the results")
 	from := flag.String("from", "", "results.json `file` to write the table and the plot from, measuring nothing")
-	paths := map[string]string{"dnsguard": "bin/dnsguard"}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find the load generator: %w", err)
+	}
+	tools := filepath.Dir(self)
+	paths := map[string]string{"echo": filepath.Join(tools, "echo"), "dnsguard": "bin/dnsguard"}
 	flag.Func("path", "`name=file`: a server's program, if not on $PATH (repeat)", func(s string) error {
 		name, file, ok := strings.Cut(s, "=")
 		if !ok {
@@ -57,13 +62,12 @@ func run(ctx context.Context) error {
 	}
 
 	var r *results
-	var err error
 	if *from != "" {
 		r, err = readResults(*from)
 	} else {
 		var chosen []installed
 		if chosen, err = choose(ctx, *only, paths); err == nil {
-			r, err = measureAll(ctx, chosen, *rounds, *duration)
+			r, err = measureAll(ctx, tools, chosen, *rounds, *duration)
 		}
 	}
 	if err != nil {
@@ -73,13 +77,9 @@ func run(ctx context.Context) error {
 }
 
 // measureAll runs every round and prints each figure as it comes.
-func measureAll(ctx context.Context, servers []installed, rounds int, duration time.Duration) (*results, error) {
+func measureAll(ctx context.Context, tools string, servers []installed, rounds int, duration time.Duration) (*results, error) {
 	if os.Getuid() != 0 {
 		return nil, errors.New("must run as root: it makes network namespaces")
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find the load generator: %w", err)
 	}
 	n, err := newNetwork()
 	if err != nil {
@@ -87,8 +87,8 @@ func measureAll(ctx context.Context, servers []installed, rounds int, duration t
 	}
 	defer func() { _ = n.close() }()
 
-	b := &bench{network: n, tools: filepath.Dir(self), duration: duration}
-	if err := b.startUpstream(); err != nil {
+	b := &bench{network: n, tools: tools, duration: duration}
+	if err := b.startUpstream(ctx); err != nil {
 		return nil, err
 	}
 	r, err := newResults(servers, rounds, duration)

@@ -154,11 +154,6 @@ policy.add(policy.all(policy.STUB('` + upstream + `')))
 // choose finds the servers to measure: those named in only, which must be there, or
 // all that are. paths overrides where a server's program is.
 func choose(ctx context.Context, only string, paths map[string]string) ([]installed, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find the echo server: %w", err)
-	}
-	paths["echo"] = filepath.Join(filepath.Dir(self), "echo")
 	var wanted []string
 	if only != "" {
 		wanted = strings.Split(only, ",")
