@@ -13,12 +13,16 @@
 //	Query --AppendQuery / AppendError / AppendOPT--> bytes
 //
 // Invariants:
-//   - No function reads past the end of its input, panics, or loops: a
-//     compression pointer must point strictly backwards and a name has at most
-//     255 octets.
+//   - The parsers take any octets, and the other functions whatever the parsers
+//     accepted, without reading past the end, panicking or looping. The work
+//     for one message is linear in its size: a compression pointer must point
+//     strictly backwards, and a name has at most 255 octets and 126 pointers.
 //   - What ParseQuery and ParseResponse accept, miekg/dns decodes to the same
-//     values (fuzzed). Record types whose RDATA is not checked here are
-//     flagged (Response.Unchecked), so that a caller can have them checked.
+//     values (fuzzed). Exempt is what a query's reader must ignore. Answers
+//     with RDATA or EDNS options that are not checked here are flagged
+//     (Response.Unchecked), so that a caller can have them checked.
+//   - Of an accepted answer, any number of whole records from the front is a
+//     well-formed answer, too: no name needs octets behind its record.
 //   - Names travel between packages as folded wire-form names: lower case,
 //     uncompressed, root octet included (RFC 1035 section 3.1, RFC 4343).
 //   - The package imports nothing but the standard library.

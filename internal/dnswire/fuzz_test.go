@@ -462,27 +462,24 @@ func FuzzFit(f *testing.F) {
 	})
 }
 
-// pointersBackward walks the name at off by the letter of RFC 1035 section 4.1.4
-// as we read it: every pointer leads to before the labels in which it stands, and
-// not into the header.
-func pointersBackward(msg []byte, off int) bool {
-	for start := off; off < len(msg); {
-		switch c := int(msg[off]); {
-		case c == 0:
-			return true
-		case c < 0x40:
-			off += 1 + c
-		case off+1 < len(msg):
-			to := c&0x3f<<8 | int(msg[off+1])
-			if to >= start || to < HeaderLen {
-				return false
-			}
-			start, off = to, to
-		default:
-			return false
-		}
+// priorNames walks the name at off by the letter of RFC 1035 section 4.1.4: every
+// pointer leads to labels that lie wholly before those in which it stands, and not
+// in the header. miekg/dns lets them lead anywhere.
+func priorNames(msg []byte, off int) bool {
+	start := off
+	for off < len(msg) && msg[off] > 0 && msg[off] < 0x40 {
+		off += 1 + int(msg[off])
 	}
-	return false
+	switch {
+	case off >= len(msg):
+		return false
+	case msg[off] == 0:
+		return true
+	case off+1 >= len(msg):
+		return false
+	}
+	to := int(msg[off]&0x3f)<<8 | int(msg[off+1])
+	return to >= HeaderLen && to < start && priorNames(msg[:start], to)
 }
 
 func FuzzName(f *testing.F) {
@@ -532,12 +529,12 @@ func checkName(t *testing.T, msg []byte, off int) (name string, ok bool) {
 		t.Fatalf("plainNameLen at %d = %d, nameEnd = %d, %v", off, n, end, err)
 	}
 	if err != nil {
-		if miekgErr == nil && pointersBackward(msg, off) {
+		if miekgErr == nil && priorNames(msg, off) {
 			t.Fatalf("name at %d of %x: refused, miekg/dns: %q", off, msg, name)
 		}
 		return "", false
 	}
-	if miekgErr != nil || miekgEnd != end || !pointersBackward(msg, off) {
+	if miekgErr != nil || miekgEnd != end || !priorNames(msg, off) {
 		t.Fatalf("name at %d of %x: end %d, miekg/dns: %q, %d, %v", off, msg, end, name, miekgEnd, miekgErr)
 	}
 	want := lower(packName(t, name))

@@ -11,9 +11,8 @@ import (
 const maxPointers = (MaxNameLen+1)/2 - 2
 
 // errName covers every way in which a name can be malformed: cut short, a
-// label type that does not exist, a pointer that does not point backwards into
-// the message's body, more pointers than a name can need, or more than 255
-// octets.
+// label type that does not exist, a pointer to anything but labels that lie
+// wholly before it, more pointers than a name can need, or more than 255 octets.
 var errName = errors.New("malformed name")
 
 // fold maps an octet to lower case (RFC 4343: ASCII only). Length octets are
@@ -81,13 +80,18 @@ func plainNameLen(msg []byte, off int) (int, error) {
 }
 
 // nameEnd checks the possibly compressed name at off, whole and through its
-// pointers, and returns the offset of what follows it. A pointer must point
-// before the label sequence in which it stands, so that every hop goes
-// strictly backwards and the walk ends (RFC 1035 section 4.1.4: "a prior
-// occurrence"), after at most 127 labels and maxPointers pointers.
+// pointers, and returns the offset of what follows it.
+//
+// A pointer must lead to "a prior occurrence" of a name (RFC 1035 section 4.1.4),
+// which is taken by the letter: the labels that it leads to start and end before
+// the labels in which the pointer stands. So every hop goes strictly backwards
+// and the walk ends, after at most 127 labels and maxPointers pointers; and no
+// name needs octets behind its own end, so that an answer can be cut behind any
+// of its records.
 func nameEnd(msg []byte, off int) (int, error) {
-	end, total, pointers, floor := 0, 0, 0, off
-	for off < len(msg) {
+	end, total, pointers := 0, 0, 0
+	start, limit := off, len(msg) // of the labels
+	for off < limit {
 		c := int(msg[off])
 		switch {
 		case c == 0:
@@ -98,21 +102,21 @@ func nameEnd(msg []byte, off int) (int, error) {
 		case c <= maxLabel:
 			off += 1 + c
 			total += 1 + c
-			if total >= MaxNameLen {
+			if total >= MaxNameLen { // the root octet must fit, too
 				return 0, errName
 			}
 		case c >= 0xc0:
-			if off+1 >= len(msg) {
+			if off+1 >= limit {
 				return 0, errName
 			}
 			if end == 0 {
 				end = off + 2
 			}
 			to := (c&0x3f)<<8 | int(msg[off+1])
-			if pointers++; to >= floor || to < HeaderLen || pointers > maxPointers {
+			if pointers++; to >= start || to < HeaderLen || pointers > maxPointers {
 				return 0, errName
 			}
-			off, floor = to, to
+			off, start, limit = to, to, start
 		default:
 			return 0, errName
 		}

@@ -162,6 +162,9 @@ func TestNameEnd(t *testing.T) {
 		{"loop through a label", "\x03www\xc0\x0c", 12, 0, ""},
 		// No loop, but no prior occurrence of a name either.
 		{"pointer into its own label", "\x03w\x00w\xc0\x0e", 12, 0, ""},
+		{"pointer to labels that go on with the pointer", "\x03www\xc0\x0c", 16, 0, ""},
+		{"pointer to a label that covers the pointer", "\x05www\xc0\x0c\x00", 16, 0, ""},
+		{"pointer to a name whose pointer is cut by it", "\x01x\xc0\xc0\x0c", 15, 0, ""},
 		{"forward pointer", "\xc0\x0e\x00", 12, 0, ""},
 		{"forward pointer behind a label", "\x03www\xc0\x12\x00", 12, 0, ""},
 		{"pointer into the header", "\x00\xc0\x0b", 13, 0, ""},
