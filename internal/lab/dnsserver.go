@@ -78,6 +78,9 @@ func (s *DNSServer) listen(ctx context.Context, addr string) error {
 	if err != nil {
 		return err
 	}
+	if err := enlarge(pc); err != nil {
+		return errors.Join(err, pc.Close())
+	}
 	if err := s.serve(&dns.Server{PacketConn: pc, UDPSize: ednsSize, Handler: s}); err != nil {
 		return errors.Join(err, pc.Close())
 	}
@@ -88,6 +91,23 @@ func (s *DNSServer) listen(ctx context.Context, addr string) error {
 	// CoreDNS does not limit the queries of a connection either.
 	if err := s.serve(&dns.Server{Listener: l, MaxTCPQueries: -1, Handler: s}); err != nil {
 		return errors.Join(err, l.Close())
+	}
+	return nil
+}
+
+// enlarge gives a socket room for bursts: what a test loses must not be the
+// stand-in's loss.
+func enlarge(pc net.PacketConn) error {
+	raw, err := pc.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		return fmt.Errorf("enlarge the receive buffer: %w", err)
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) {
+		set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer)
+	})
+	if err := errors.Join(err, set); err != nil {
+		return fmt.Errorf("enlarge the receive buffer: %w", err)
 	}
 	return nil
 }

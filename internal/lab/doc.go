@@ -3,16 +3,16 @@
 // project's kernel tests run in it, and "dnsguard demo" plays its scenarios in
 // it with the real daemon.
 //
-//	   gateway (swallows what it gets)
-//	      |172.30.0.1
-//	      |172.30.0.2
-//	   node ......... nftables table kube-proxy: 10.96.0.10:53 -> a random endpoint
-//	      |           conntrack, child processes (the daemon under test)
-//	      |10.244.0.1 on each veth
-//	  ----+-------------+---------------+-------
-//	      |10.244.0.2   |10.244.0.3     |10.244.0.4 ...
-//	    DNSPod        DNSPod           Pod
-//	    DNSServer     DNSServer        PinnedClient, FreshClient, Load
+//	 gateway (swallows what it gets)
+//	    |172.30.0.1
+//	    |172.30.0.2
+//	 node ......... nftables table kube-proxy: 10.96.0.10:53 -> a random endpoint
+//	    |           conntrack, child processes (the daemon under test)
+//	    |10.244.0.1 on each veth
+//	----+-------------+---------------+-------
+//	    |10.244.0.2   |10.244.0.3     |10.244.0.4 ...
+//	  DNSPod        DNSPod           Pod
+//	  DNSServer     DNSServer        PinnedClient, FreshClient, Load
 //
 // All of it has IPv6 twins (fd00:172:30::/64, fd00:10:244::/64,
 // [fd00:10:96::a]:53) where the kernel has IPv6.

@@ -105,6 +105,8 @@ func (g *generator) run(ctx context.Context) error {
 		}
 	}()
 
+	before := threadCPU()
+	defer func() { g.result.CPU = threadCPU() - before }()
 	var events [64]unix.EpollEvent
 	g.start = time.Now()
 	for {
@@ -141,6 +143,15 @@ func (g *generator) run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// threadCPU is the CPU time of the calling thread, in user and kernel.
+func threadCPU() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // due is when a query is to be sent.

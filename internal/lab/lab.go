@@ -128,18 +128,26 @@ func (l *Lab) connectGateway() error {
 				return err
 			}
 		}
-		return awaitCarrier(link)
+		return nil
 	})
 	if err != nil {
 		return err
 	}
-	return l.Gateway.configure(downlink, awaitCarrier)
+	if err := l.Node.awaitLink(uplink, hosts(nets, nodeHost)...); err != nil {
+		return err
+	}
+	return l.Gateway.awaitLink(downlink, hosts(nets, gatewayHost)...)
 }
 
 // AddAddress puts an address on the node's loopback device, as a listening
 // address for a daemon there; pods reach it over their default route.
 func (n *Node) AddAddress(addr netip.Addr) error {
-	return n.configure("lo", func(link netlink.Link) error { return addAddress(link, single(addr)) })
+	return n.configure("lo", func(link netlink.Link) error {
+		if err := addAddress(link, single(addr)); err != nil {
+			return err
+		}
+		return awaitLocal(addr)
+	})
 }
 
 // AddPod connects a new pod to the node.

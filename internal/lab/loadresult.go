@@ -20,6 +20,7 @@ type LoadResult struct {
 	Refused  int         // ICMP errors and connections refused or reset: a cause, not a sum
 	Stray    int         // answers to nothing that was waiting: late, doubled, foreign
 	Elapsed  time.Duration
+	CPU      time.Duration // that the generator itself used, kernel time included
 
 	interval time.Duration
 	took     []time.Duration // by number of the query; negative: no good answer

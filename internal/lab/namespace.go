@@ -41,11 +41,11 @@ type Namespace struct {
 // filtering off. label names it in errors.
 func NewNamespace(label string) (*Namespace, error) {
 	n := &Namespace{label: label, handle: -1, processes: make(map[*Process]struct{})}
-	err := errGoexit
+	var err error
 	onThread(func() bool {
-		var home netns.NsHandle
-		if home, err = netns.Get(); err != nil {
-			err = fmt.Errorf("open the thread's network namespace: %w", err)
+		home, e := netns.Get()
+		if e != nil {
+			err = fmt.Errorf("open the thread's network namespace: %w", e)
 			return true
 		}
 		defer func() { _ = home.Close() }()
@@ -74,6 +74,9 @@ func prepare() error {
 		{"net.ipv4.conf.all.rp_filter", "0"},
 		{"net.ipv4.conf.default.rp_filter", "0"},
 		{"net.ipv4.conf.all.forwarding", "0"},
+		// Whether a refused client hears of it must not depend on how many
+		// were refused before.
+		{"net.ipv4.icmp_ratelimit", "0"},
 	}
 	if hasIPv6() {
 		settings = append(settings,
@@ -85,6 +88,7 @@ func prepare() error {
 			[2]string{"net.ipv6.conf.default.accept_dad", "0"},
 			[2]string{"net.ipv6.conf.default.accept_ra", "0"},
 			[2]string{"net.ipv6.conf.default.router_solicitations", "0"},
+			[2]string{"net.ipv6.icmp.ratelimit", "0"},
 		)
 	}
 	for _, s := range settings {
@@ -121,7 +125,8 @@ func (n *Namespace) Do(f func() error) error {
 			return true
 		}
 		defer func() { _ = home.Close() }()
-		if err = n.enter(); err != nil {
+		if e = n.enter(); e != nil {
+			err = e
 			return true
 		}
 		err = f()

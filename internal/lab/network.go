@@ -29,9 +29,9 @@ const (
 	lastPod     = 254
 )
 
-// carrierTimeout bounds the wait for a new link to carry packets: some
+// readyTimeout bounds the wait for new links and addresses to work: some
 // milliseconds on an idle machine.
-const carrierTimeout = 10 * time.Second
+const readyTimeout = 10 * time.Second
 
 // host returns the address with the given host number in a network.
 func host(p netip.Prefix, number byte) netip.Addr {
@@ -43,6 +43,15 @@ func host(p netip.Prefix, number byte) netip.Addr {
 	b := p.Addr().As16()
 	b[15] = number
 	return netip.AddrFrom16(b)
+}
+
+// hosts returns the address with the given host number in each network.
+func hosts(networks []netip.Prefix, number byte) []netip.Addr {
+	var addrs []netip.Addr
+	for _, n := range networks {
+		addrs = append(addrs, host(n, number))
+	}
+	return addrs
 }
 
 // ipNet converts a prefix for package netlink.
@@ -114,21 +123,62 @@ func defaultRoute(via netip.Addr) *net.IPNet {
 	return ipNet(netip.PrefixFrom(via, 0).Masked())
 }
 
+// awaitLink waits until a link works and the addresses on it too.
+func (n *Namespace) awaitLink(name string, addrs ...netip.Addr) error {
+	return n.configure(name, func(link netlink.Link) error {
+		if err := awaitCarrier(link); err != nil {
+			return err
+		}
+		return awaitLocal(addrs...)
+	})
+}
+
 // awaitCarrier waits until the link passes packets. The kernel gives a link
 // its queue some time after its peer came up, and drops packets until then.
 func awaitCarrier(link netlink.Link) error {
-	deadline := time.Now().Add(carrierTimeout)
-	for {
+	return await("carrier", func() (bool, error) {
 		l, err := netlink.LinkByIndex(link.Attrs().Index)
 		if err != nil {
-			return fmt.Errorf("read link state: %w", err)
+			return false, fmt.Errorf("read link state: %w", err)
 		}
-		if l.Attrs().OperState == netlink.OperUp {
-			return nil
+		return l.Attrs().OperState == netlink.OperUp, nil
+	})
+}
+
+// awaitLocal waits until packets to the addresses are delivered here. An IPv6
+// address can be bound as soon as it is added, but its route follows from a
+// work queue of the kernel: until then the node calls it unreachable.
+func awaitLocal(addrs ...netip.Addr) error {
+	for _, addr := range addrs {
+		err := await("local route to "+addr.String(), func() (bool, error) {
+			routes, err := netlink.RouteGet(addr.AsSlice())
+			if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
+				return false, nil
+			}
+			if err != nil {
+				return false, fmt.Errorf("look up the route to %v: %w", addr, err)
+			}
+			return len(routes) == 1 && routes[0].Type == unix.RTN_LOCAL, nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// await asks until the answer is yes. The kernel announces neither of the
+// above in a way that would be simpler, or sooner.
+func await(what string, ready func() (bool, error)) error {
+	deadline := time.Now().Add(readyTimeout)
+	for {
+		ok, err := ready()
+		if ok || err != nil {
+			return err
 		}
 		if time.Now().After(deadline) {
-			return errors.New("link has no carrier")
+			return fmt.Errorf("no %s after %v", what, readyTimeout)
 		}
-		time.Sleep(time.Millisecond) // there is nothing to wait on that would not poll itself
+		time.Sleep(time.Millisecond)
 	}
 }

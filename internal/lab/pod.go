@@ -80,12 +80,15 @@ func (p *Pod) connect(number byte) error {
 				return err
 			}
 		}
-		return awaitCarrier(link)
+		return nil
 	})
 	if err != nil {
 		return err
 	}
-	return node.configure(p.veth, awaitCarrier)
+	if err := p.awaitLink(podLink, hosts(nets, number)...); err != nil {
+		return err
+	}
+	return node.awaitLink(p.veth, hosts(nets, gatewayHost)...)
 }
 
 // Unplug removes the pod's link, and with it the node's route to the pod: what

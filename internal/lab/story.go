@@ -1,0 +1,60 @@
+package lab
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// story writes what happens, as lines with the time since a chapter began.
+type story struct {
+	out    io.Writer
+	colour bool
+	start  time.Time
+}
+
+// tone colours a line on a terminal, by its ANSI number.
+type tone int
+
+const (
+	plain tone = 0
+	bad   tone = 31
+	good  tone = 32
+	event tone = 33
+	title tone = 1
+)
+
+func (s *story) paint(t tone, text string) string {
+	if !s.colour || t == plain {
+		return text
+	}
+	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", t, text)
+}
+
+// chapter begins a part: its times count from now.
+func (s *story) chapter(name string) {
+	s.start = time.Now()
+	_, _ = fmt.Fprintf(s.out, "\n%s\n", s.paint(title, name))
+}
+
+// say writes a line without a time.
+func (s *story) say(format string, args ...any) {
+	_, _ = fmt.Fprintf(s.out, "  "+format+"\n", args...)
+}
+
+// at writes a line of the timeline.
+func (s *story) at(t tone, who, format string, args ...any) {
+	line := fmt.Sprintf("t=+%-5s %-11s %s", fmt.Sprintf("%.1f s", time.Since(s.start).Seconds()), who, fmt.Sprintf(format, args...))
+	_, _ = fmt.Fprintf(s.out, "  %s\n", s.paint(t, line))
+}
+
+// table writes rows of a label and two values.
+func (s *story) table(head [2]string, rows [][3]string) {
+	const row = "  %-38s%20s%20s\n"
+	_, _ = fmt.Fprintf(s.out, row, "", head[0], head[1])
+	_, _ = fmt.Fprintf(s.out, "  %s\n", strings.Repeat("-", 78))
+	for _, r := range rows {
+		_, _ = fmt.Fprintf(s.out, row, r[0], r[1], r[2])
+	}
+}
