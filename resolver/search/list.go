@@ -2,6 +2,7 @@ package search
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,6 +32,44 @@ type List struct {
 	Expand bool
 	// Inferred tells that the list was read off a qname.
 	Inferred bool
+
+	id ID
+}
+
+// ID stands for the content of a list: clients with equal lists walk alike.
+type ID [16]byte
+
+// ID returns the list's identity.
+func (l *List) ID() ID { return l.id }
+
+// seal cuts the list as kubelet does and gives it its identity.
+func (l *List) seal() {
+	chars := 0
+	for i, d := range l.Domains {
+		chars += max(len(d)-2, 1) // presentation form, without the final dot
+		if i > 0 {
+			chars++ // the space between
+		}
+		if i >= maxDomains || chars > maxListChars {
+			l.Domains = l.Domains[:i]
+			break
+		}
+	}
+	// A hash that cannot be steered: a tenant chooses the searches of its
+	// pods, and must not be able to choose another's list.
+	h := sha256.New()
+	h.Write([]byte{byte(l.NDots), bit(l.Expand)})
+	for _, d := range l.Domains {
+		h.Write(d) // ends with the root octet
+	}
+	copy(l.id[:], h.Sum(nil))
+}
+
+func bit(b bool) byte {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // DNSPolicy is a pod's dnsPolicy.
@@ -138,7 +177,7 @@ func (p *Policy) ListOf(pod Pod) *List {
 	if pod.NDots != nil {
 		l.NDots = min(max(*pod.NDots, 0), maxNDots)
 	}
-	l.limit()
+	l.seal()
 	if len(l.Domains) == 0 {
 		return nil
 	}
@@ -147,16 +186,26 @@ func (p *Policy) ListOf(pod Pod) *List {
 
 // Infer reads a list off a qname, in folded wire form, that ends in
 // <ns>.svc.<cluster domain>: the list of a ClusterFirst pod of that namespace.
-// It returns nil for other names. dst is where the list's domains may be built.
+// It returns nil for other names. It allocates: keep the list.
 func (p *Policy) Infer(qname []byte) *List {
+	ns := p.Namespace(qname)
+	if ns == nil {
+		return nil
+	}
+	l := &List{NDots: p.ndots, Expand: p.expand, Inferred: true}
+	l.Domains = p.clusterDomains(ns)
+	l.seal()
+	return l
+}
+
+// Namespace returns the label before svc.<cluster domain> of a qname in folded
+// wire form, with its length octet, or nil if it has none.
+func (p *Policy) Namespace(qname []byte) []byte {
 	off, ok := p.namespaceLabel(qname)
 	if !ok {
 		return nil
 	}
-	l := &List{NDots: p.ndots, Expand: p.expand, Inferred: true}
-	l.Domains = p.clusterDomains(qname[off : off+1+int(qname[off])])
-	l.limit()
-	return l
+	return qname[off : off+1+int(qname[off])]
 }
 
 // namespaceLabel returns the offset of the label before svc.<cluster domain>.
@@ -173,19 +222,4 @@ func (p *Policy) namespaceLabel(qname []byte) (int, bool) {
 // three, then the node's own. ns is the namespace as one label.
 func (p *Policy) clusterDomains(ns []byte) [][]byte {
 	return append([][]byte{append(bytes.Clone(ns), p.svc...), p.svc, p.cluster}, p.node...)
-}
-
-// limit cuts the list as kubelet does.
-func (l *List) limit() {
-	chars := 0
-	for i, d := range l.Domains {
-		chars += max(len(d)-2, 1) // presentation form, without the final dot
-		if i > 0 {
-			chars++ // the space between
-		}
-		if i >= maxDomains || chars > maxListChars {
-			l.Domains = l.Domains[:i]
-			return
-		}
-	}
 }

@@ -71,6 +71,14 @@ func labels(base []byte) int {
 	return n
 }
 
+// Clone returns the walk without a reference to the qname that it was planned
+// from.
+func (w *Walk) Clone() *Walk {
+	c := *w
+	c.base = bytes.Clone(w.base)
+	return &c
+}
+
 // Len returns the number of names in the walk.
 func (w *Walk) Len() int { return len(w.list.Domains) + 1 }
 

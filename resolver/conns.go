@@ -1,0 +1,104 @@
+package resolver
+
+import (
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Idle times of TCP connections. RFC 7766 section 6.2.3 wants "on the order of
+// seconds"; what holds is announced to clients that ask (RFC 7828).
+const (
+	idleTimeout = 10 * time.Second
+	// idleCrowded holds while more than three quarters of the connections
+	// are taken, so that those that do nothing make room.
+	idleCrowded = time.Second
+	// outputBudget bounds the octets of answers that wait for TCP clients
+	// to take them, all connections together.
+	outputBudget = 16 << 20
+)
+
+// conns is the table of TCP connections: who has how many, how long they may
+// idle, and how much output is held for them.
+type conns struct {
+	output atomic.Int64 // octets not yet written
+
+	mu        sync.Mutex
+	limits    Limits
+	open      map[*tcpConn]*Endpoint
+	perClient map[netip.Addr]int
+}
+
+// admit enters a new connection, or says why not.
+func (c *conns) admit(t *tcpConn, ep *Endpoint) (Shed, bool) {
+	client := t.peer.Addr()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case len(c.open) >= c.limits.Conns:
+		return ShedConns, false
+	case c.perClient[client] >= c.limits.ConnsPerClient:
+		return ShedConnsPer, false
+	}
+	c.open[t] = ep
+	c.perClient[client]++
+	return 0, true
+}
+
+// remove takes a connection out.
+func (c *conns) remove(t *tcpConn) {
+	client := t.peer.Addr()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.open, t)
+	if c.perClient[client]--; c.perClient[client] == 0 {
+		delete(c.perClient, client)
+	}
+}
+
+// idle returns how long a connection may wait for its next query.
+func (c *conns) idle() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.open) > c.limits.Conns*3/4 {
+		return idleCrowded
+	}
+	return idleTimeout
+}
+
+// drain tells the connections of an endpoint, or all for nil, to end.
+func (c *conns) drain(ep *Endpoint) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for t, of := range c.open {
+		if ep == nil || of == ep {
+			t.startDrain()
+		}
+	}
+}
+
+// abort ends the connections of an endpoint at once.
+func (c *conns) abort(ep *Endpoint) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for t, of := range c.open {
+		if of == ep {
+			t.mu.Lock()
+			t.abort()
+			t.mu.Unlock()
+		}
+	}
+}
+
+// reserve takes n octets of the output budget, if there are as many.
+func (c *conns) reserve(n int) bool {
+	if c.output.Add(int64(n)) > outputBudget {
+		c.output.Add(int64(-n))
+		return false
+	}
+	return true
+}
+
+// unreserve gives n octets back.
+func (c *conns) unreserve(n int) { c.output.Add(int64(-n)) }

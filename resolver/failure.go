@@ -1,0 +1,35 @@
+package resolver
+
+import (
+	"errors"
+
+	"github.com/miekg/dns"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
+	"github.com/dnsguard/dnsguard/resolver/cache"
+	"github.com/dnsguard/dnsguard/resolver/upstream"
+)
+
+// failureOf turns the forwarder's error into what clients are told: SERVFAIL,
+// which every libc handles at once, with an extended error that names the
+// cause.
+func failureOf(err error) cache.Failure {
+	f := cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDENetworkError, Text: err.Error()}
+	var e *upstream.Error
+	if errors.As(err, &e) {
+		f.EDE, f.Text = e.EDE()
+	}
+	return f
+}
+
+// failureAnswer turns an upstream's error answer into what clients are told.
+// REFUSED becomes SERVFAIL: musl takes REFUSED for no answer and waits out its
+// timeout. Others, such as NOTIMP, are the upstream's word on the question.
+func failureAnswer(ans *upstream.Answer) cache.Failure {
+	f := cache.Failure{Rcode: ans.Response.Rcode, EDE: dnswire.EDEOther, Text: "upstream " + ans.Server.String() + " answered " + dns.RcodeToString[int(ans.Response.Rcode)]}
+	switch f.Rcode {
+	case dnswire.RcodeServFail, dnswire.RcodeRefused, dnswire.RcodeBadVers:
+		f.Rcode = dnswire.RcodeServFail
+	}
+	return f
+}

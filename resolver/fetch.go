@@ -1,0 +1,150 @@
+package resolver
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
+	"github.com/dnsguard/dnsguard/resolver/cache"
+	"github.com/dnsguard/dnsguard/resolver/upstream"
+)
+
+// fetch finds what a name, in folded wire form, has of a type for a walk that
+// asks q: in the cache, or by joining or starting a flight. With either, the
+// NXDOMAIN of the other address family will do, and a question of it that is
+// under way is waited for instead of asking ours; the result tells the type.
+func (r *Resolver) fetch(ctx context.Context, name []byte, q upstream.Question, qtype uint16, either bool) result {
+	key := cache.AppendKey(make([]byte, 0, len(name)+8), name, qtype, q.Class, q.DO, q.CD)
+	now := r.cache.Now()
+	if o, ok := r.cached(key, now); ok {
+		return result{o, qtype}
+	}
+	var otherKey []byte
+	if other := sibling(qtype); either && other != qtype {
+		otherKey = cache.AppendKey(make([]byte, 0, len(name)+8), name, other, q.Class, q.DO, q.CD)
+		if e, kind := r.cache.Lookup(otherKey, now); kind == cache.Negative && e.Rcode() == dnswire.RcodeNXDomain {
+			return result{outcome{entry: e, ok: true}, other}
+		}
+	}
+
+	w := &waiter{walk: make(chan outcome, 1)}
+	f := &r.flights
+	f.mu.Lock()
+	fl := f.byKey[string(key)]
+	if fl == nil && otherKey != nil {
+		if fl = f.byKey[string(otherKey)]; fl != nil {
+			qtype = sibling(qtype)
+		}
+	}
+	start := fl == nil
+	if start {
+		if len(f.byKey) >= f.limits.InFlight {
+			f.mu.Unlock()
+			r.flown.shed[ShedInFlight].Add(1)
+			return result{outcome{failure: cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEOther, Text: shedText[ShedInFlight]}}, qtype}
+		}
+		asked := q
+		asked.Name, asked.Type = name, qtype
+		fl = f.add(key, netip.Addr{}, asked, nil)
+		r.running.Add(1)
+	}
+	if fl.stale.ok {
+		o := fl.stale
+		f.mu.Unlock()
+		return result{o, qtype}
+	}
+	fl.waiters = append(fl.waiters, w)
+	f.waiters++
+	f.mu.Unlock()
+	if start {
+		go r.fly(fl, false)
+	}
+	select {
+	case o := <-w.walk:
+		return result{o, qtype}
+	case <-ctx.Done():
+		return result{outcome{failure: cache.Failure{
+			Rcode: dnswire.RcodeServFail, EDE: dnswire.EDENoReachable, Text: "search-list walk took too long",
+		}}, qtype}
+	}
+}
+
+// cached returns what the cache has to say about a key.
+func (r *Resolver) cached(key []byte, now time.Duration) (outcome, bool) {
+	e, kind := r.cache.Lookup(key, now)
+	switch kind {
+	case cache.Positive, cache.Negative:
+		return outcome{entry: e, ok: true}, true
+	case cache.Stale:
+		return outcome{entry: e, ok: true, stale: true}, true
+	case cache.Failed:
+		f, _ := r.cache.Failure(key, now)
+		return outcome{failure: f}, true
+	}
+	return outcome{}, false
+}
+
+// keep stores the answer to the queried name as the walk's answer, for no
+// longer than life: until then, the walk would end the same way.
+func (r *Resolver) keep(key []byte, q upstream.Question, res *result, life, now time.Duration) outcome {
+	if !res.ok {
+		return r.failed(key, res.failure, now)
+	}
+	msg := render(res, q, q.Name, now)
+	var resp dnswire.Response
+	if err := dnswire.ParseResponse(msg, &resp); err != nil {
+		return res.outcome
+	}
+	for i := range resp.Records {
+		rec := &resp.Records[i]
+		dnswire.SetTTL(msg, rec.TTLOff, min(rec.TTL(msg), wholeSeconds(life)))
+	}
+	e, _ := r.cache.Store(key, msg, &resp, now)
+	return outcome{entry: e, ok: true}
+}
+
+// lead stores and returns the walk's answer when another name than the queried
+// one has won: a CNAME that leads from the one to the other, and what the
+// winner has of the type. A winner that is denied for this type by a server
+// that has the other has no data of it (RFC 4074 section 4.2).
+func (r *Resolver) lead(key []byte, q upstream.Question, winner []byte, own *result, life, now time.Duration) outcome {
+	m := new(dns.Msg)
+	qname, _, err := dns.UnpackDomainName(q.Name, 0)
+	if err == nil {
+		err = m.Unpack(render(own, q, winner, now))
+	}
+	if err != nil {
+		return r.failed(key, cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEInvalidData, Text: "search-list walk: " + err.Error()}, now)
+	}
+	cname := &dns.CNAME{
+		Hdr:    dns.RR_Header{Name: qname, Rrtype: dns.TypeCNAME, Class: q.Class, Ttl: wholeSeconds(life)},
+		Target: m.Question[0].Name,
+	}
+	m.Question[0].Name = qname
+	m.Answer = append([]dns.RR{cname}, m.Answer...)
+	m.Rcode = dns.RcodeSuccess
+	m.Compress = true
+	var resp dnswire.Response
+	msg, err := m.Pack()
+	if err == nil {
+		err = dnswire.ParseResponse(msg, &resp)
+	}
+	if err != nil {
+		return r.failed(key, cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEInvalidData, Text: "search-list walk: " + err.Error()}, now)
+	}
+	e, _ := r.cache.Store(key, msg, &resp, now)
+	return outcome{entry: e, ok: true}
+}
+
+// render returns the whole answer about a name as a message.
+func render(res *result, q upstream.Question, name []byte, now time.Duration) []byte {
+	query := dnswire.AppendQuery(nil, 0, dnswire.FlagRD, name, q.Type, q.Class, nil)
+	var parsed dnswire.Query
+	dnswire.ParseQuery(query, &parsed)
+	return res.entry.AppendReply(nil, query, &parsed, cache.ReplyOptions{Now: now, Stale: res.stale})
+}
+
+func wholeSeconds(d time.Duration) uint32 { return uint32(d / time.Second) } //nolint:gosec // capped by maxWalkTTL

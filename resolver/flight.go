@@ -1,0 +1,262 @@
+package resolver
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
+	"github.com/dnsguard/dnsguard/resolver/cache"
+	"github.com/dnsguard/dnsguard/resolver/search"
+	"github.com/dnsguard/dnsguard/resolver/upstream"
+)
+
+// flight is one question under way, with all clients that wait for it. Its
+// fields are guarded by flights.mu but for key, question and walk, which do
+// not change.
+type flight struct {
+	key      string
+	question upstream.Question
+	client   netip.Addr   // who is charged for it; invalid for prefetches
+	walk     *search.Walk // if the question is a walk's
+	waiters  []*waiter
+	// stale, once stale.ok, is what clients that come now are answered
+	// with: the stale timer has run out (RFC 8767 section 5).
+	stale  outcome
+	landed bool
+}
+
+// waiter is a client that waits for a flight to land, or a walk.
+type waiter struct {
+	walk chan outcome // a walk's; capacity 1, and nothing else is set
+
+	src     source
+	q       dnswire.Query
+	query   []byte // header and question as sent
+	arrived time.Duration
+	c       *counters
+}
+
+// flights is the table of questions under way, and the admission to it.
+type flights struct {
+	mu        sync.Mutex
+	byKey     map[string]*flight
+	perClient map[netip.Addr]int // flights that a client is charged for
+	waiters   int
+	limits    Limits
+}
+
+// waitersPerFlight bounds all waiters by a multiple of Limits.InFlight:
+// waiting on a question that is under way costs no question, but it does cost
+// memory (about 0.4 KiB).
+const waitersPerFlight = 8
+
+// admit says whether client may start one more flight. Fairness between
+// clients is enforced only under pressure, from half of the total on: a proxy
+// with 500 clusters rightly asks 1,000 names at once when it starts.
+func (f *flights) admit(client netip.Addr) (Shed, bool) {
+	n := len(f.byKey)
+	switch {
+	case n >= f.limits.InFlight:
+		return ShedInFlight, false
+	case n >= f.limits.InFlight/2 && f.perClient[client] >= f.limits.InFlightPerClient:
+		return ShedClient, false
+	}
+	return 0, true
+}
+
+// add enters a new flight for the key; the caller holds mu.
+func (f *flights) add(key []byte, client netip.Addr, q upstream.Question, w *search.Walk) *flight {
+	fl := &flight{key: string(key), client: client, question: q}
+	if w != nil {
+		fl.walk = w.Clone()
+	}
+	f.byKey[fl.key] = fl
+	if client.IsValid() {
+		f.perClient[client]++
+	}
+	return fl
+}
+
+// land takes the flight out of the table and returns who waits for it.
+func (f *flights) land(fl *flight) []*waiter {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fl.landed = true
+	delete(f.byKey, fl.key)
+	if fl.client.IsValid() {
+		if f.perClient[fl.client]--; f.perClient[fl.client] == 0 {
+			delete(f.perClient, fl.client)
+		}
+	}
+	return f.take(fl)
+}
+
+// take returns and forgets the flight's waiters; the caller holds mu.
+func (f *flights) take(fl *flight) []*waiter {
+	ws := fl.waiters
+	fl.waiters = nil
+	f.waiters -= len(ws)
+	return ws
+}
+
+// question copies the question out of a query.
+func question(s *scratch, msg []byte) upstream.Question {
+	return upstream.Question{
+		Name: dnswire.AppendFolded(nil, s.q.Name(msg)), Type: s.q.Type, Class: s.q.Class, DO: s.q.DO, CD: s.q.CD(),
+	}
+}
+
+// join makes the query wait for the flight of its question, starting it if
+// there is none. Where that is not admitted, or the stale timer has run out
+// already, it appends the answer.
+func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now time.Duration, dst []byte) (reply []byte, waits bool) {
+	s.c.misses.Add(1)
+	client := src.peer.Addr()
+	f := &r.flights
+	f.mu.Lock()
+	fl := f.byKey[string(s.key)]
+	start := fl == nil
+	switch {
+	case f.waiters >= f.limits.InFlight*waitersPerFlight:
+		f.mu.Unlock()
+		return r.shed(s, msg, dst, ShedWaiters), false
+	case start:
+		if reason, ok := f.admit(client); !ok {
+			f.mu.Unlock()
+			return r.shed(s, msg, dst, reason), false
+		}
+		fl = f.add(s.key, client, question(s, msg), w)
+		r.running.Add(1)
+	case fl.stale.ok:
+		o := fl.stale
+		f.mu.Unlock()
+		s.c.hits[HitStale].Add(1)
+		return r.encode(s.c, dst, msg, &s.q, src.transport, now, o), false
+	}
+	fl.waiters = append(fl.waiters, &waiter{
+		src: *src, q: s.q, query: append([]byte(nil), msg[:s.q.QuestionEnd()]...), arrived: now, c: &r.flown,
+	})
+	f.waiters++
+	src.replier.owe()
+	f.mu.Unlock()
+	if start {
+		go r.fly(fl, false)
+	}
+	return dst, true
+}
+
+// startPrefetch starts a flight that nobody waits for, to renew an entry that
+// is about to expire; w is its walk, if it is one's. It gives way to clients: nothing starts in the upper
+// half of the total, nor while the question is failing.
+func (r *Resolver) startPrefetch(s *scratch, msg []byte, w *search.Walk, now time.Duration) {
+	if _, failing := r.cache.Failure(s.key, now); failing {
+		return
+	}
+	f := &r.flights
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.byKey[string(s.key)]; ok || len(f.byKey) >= f.limits.InFlight/2 || r.draining.Load() {
+		return
+	}
+	s.c.prefetches.Add(1)
+	r.running.Add(1)
+	go r.fly(f.add(s.key, netip.Addr{}, question(s, msg), w), true)
+}
+
+// fly works on one flight until it has landed. What was stored between a
+// client's look into the cache and its flight's start answers it, but not a
+// prefetch, which is about the very entry that it would find.
+func (r *Resolver) fly(fl *flight, prefetch bool) {
+	defer r.running.Done()
+	key := []byte(fl.key)
+	now := r.cache.Now()
+	if !prefetch {
+		if e, kind := r.cache.Lookup(key, now); kind == cache.Positive || kind == cache.Negative {
+			r.answerAll(r.flights.land(fl), now, outcome{entry: e, ok: true})
+			return
+		}
+	}
+	if e, ok := r.cache.Stale(key, now); ok {
+		timer := time.AfterFunc(time.Duration(r.staleAfter.Load()), func() { r.answerStale(fl, e) })
+		defer timer.Stop()
+	}
+	var o outcome
+	if fl.walk != nil {
+		ctx, cancel := context.WithTimeout(r.ctx, time.Duration(r.total.Load()))
+		o = r.walk(ctx, key, fl.question, fl.walk)
+		cancel()
+	} else {
+		o = r.ask(r.ctx, key, fl.question)
+	}
+	if o.stale {
+		r.flown.hits[HitStale].Add(1)
+	}
+	r.answerAll(r.flights.land(fl), r.cache.Now(), o)
+}
+
+// answerStale answers those who wait with the stale entry, while the flight
+// goes on: the client response timer of RFC 8767 section 5.
+func (r *Resolver) answerStale(fl *flight, e cache.Entry) {
+	o := outcome{entry: e, ok: true, stale: true}
+	f := &r.flights
+	f.mu.Lock()
+	if fl.landed {
+		f.mu.Unlock()
+		return
+	}
+	fl.stale = o
+	waiters := f.take(fl)
+	f.mu.Unlock()
+	r.flown.hits[HitStale].Add(uint64(len(waiters)))
+	r.answerAll(waiters, r.cache.Now(), o)
+}
+
+// ask asks the forwarder and stores what comes back. A failure is remembered
+// apart from answers (RFC 9520) and covered by a stale entry where there is
+// one (RFC 8767 section 4: a failure is no reason to lose what we knew).
+func (r *Resolver) ask(ctx context.Context, key []byte, q upstream.Question) outcome {
+	ans, err := (*r.forwarder.Load()).Exchange(ctx, q)
+	now := r.cache.Now()
+	var failure cache.Failure
+	switch {
+	case err != nil:
+		failure = failureOf(err)
+	case ans.Response.Rcode == dnswire.RcodeNoError || ans.Response.Rcode == dnswire.RcodeNXDomain:
+		e, _ := r.cache.Store(key, ans.Msg, &ans.Response, now)
+		return outcome{entry: e, ok: true}
+	default:
+		failure = failureAnswer(&ans)
+	}
+	return r.failed(key, failure, now)
+}
+
+// failed remembers a failure, and covers it by a stale entry.
+func (r *Resolver) failed(key []byte, failure cache.Failure, now time.Duration) outcome {
+	r.cache.StoreFailure(key, failure, now)
+	if e, ok := r.cache.Stale(key, now); ok {
+		return outcome{entry: e, ok: true, stale: true}
+	}
+	return outcome{failure: failure}
+}
+
+// answerAll answers every waiter with the same outcome.
+func (r *Resolver) answerAll(waiters []*waiter, now time.Duration, o outcome) {
+	if len(waiters) == 0 {
+		return
+	}
+	buf := r.buffers.Get().(*[]byte)
+	for _, w := range waiters {
+		if w.walk != nil {
+			w.walk <- o
+			continue
+		}
+		// Room for the length that goes before a message over TCP.
+		msg := r.encode(w.c, (*buf)[:2], w.query, &w.q, w.src.transport, now, o)
+		w.src.replier.reply(w, msg[2:])
+		w.c.duration(now-w.arrived, 1)
+		*buf = msg
+	}
+	r.buffers.Put(buf)
+}

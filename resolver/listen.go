@@ -1,0 +1,225 @@
+package resolver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Endpoint is an address that is served, with its sockets: each UDP socket
+// gets a reader of its own, each TCP listener an acceptor. Listen makes one of
+// plain sockets; callers with other needs fill it themselves.
+type Endpoint struct {
+	Addr netip.AddrPort
+	UDP  []*net.UDPConn
+	TCP  []*net.TCPListener
+}
+
+// ListenOptions say how Listen opens its sockets.
+type ListenOptions struct {
+	// Readers is the number of UDP sockets, at least 1. The kernel spreads
+	// clients over them by address and port (SO_REUSEPORT, Linux 3.9).
+	Readers int
+	// ReceiveBuffer is the receive buffer of each UDP socket in octets of
+	// kernel memory, 0 for the system's default. It is set beyond
+	// net.core.rmem_max where the process may (CAP_NET_ADMIN).
+	ReceiveBuffer int
+	// Share lets the sockets join others of the same user on the same
+	// address, for an upgrade without a gap. Without it, Listen refuses an
+	// address that somebody holds.
+	Share bool
+	// Control, if not nil, is called on each socket before it is bound.
+	Control func(network, address string, c syscall.RawConn) error
+}
+
+// Listen opens UDP and TCP sockets on addr. Its errors say what an operator
+// has to do about them.
+func Listen(ctx context.Context, addr netip.AddrPort, o ListenOptions) (*Endpoint, error) {
+	if !o.Share {
+		if err := probe(ctx, addr, o.Control); err != nil {
+			return nil, err
+		}
+	}
+	lc := net.ListenConfig{KeepAlive: -1, Control: o.control}
+	ep := &Endpoint{Addr: addr}
+	for range max(1, o.Readers) {
+		pc, err := lc.ListenPacket(ctx, "udp"+family(addr.Addr()), addr.String())
+		if err != nil {
+			return nil, errors.Join(explain("udp", addr, err), ep.Close())
+		}
+		ep.UDP = append(ep.UDP, pc.(*net.UDPConn))
+		if addr.Port() == 0 { // the others, and TCP, share the port that the kernel chose
+			addr = netip.AddrPortFrom(addr.Addr(), pc.LocalAddr().(*net.UDPAddr).AddrPort().Port())
+			ep.Addr = addr
+		}
+	}
+	l, err := lc.Listen(ctx, "tcp"+family(addr.Addr()), addr.String())
+	if err != nil {
+		return nil, errors.Join(explain("tcp", addr, err), ep.Close())
+	}
+	ep.TCP = append(ep.TCP, l.(*net.TCPListener))
+	return ep, nil
+}
+
+// Close closes the sockets of an endpoint that is not served.
+func (ep *Endpoint) Close() error {
+	var errs []error
+	for _, c := range ep.UDP {
+		errs = append(errs, c.Close())
+	}
+	for _, l := range ep.TCP {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// family returns the suffix that pins a network of package net to a family:
+// [::] takes IPv4 as well only where no 0.0.0.0 was asked for, which package
+// net leaves to the system's default; we never want that.
+func family(a netip.Addr) string {
+	if a.Unmap().Is4() {
+		return "4"
+	}
+	return "6"
+}
+
+// probe binds the address once without SO_REUSEPORT, which fails if anybody
+// holds it: with SO_REUSEPORT two servers of one user would silently share the
+// queries.
+func probe(ctx context.Context, addr netip.AddrPort, control func(string, string, syscall.RawConn) error) error {
+	lc := net.ListenConfig{Control: control}
+	pc, err := lc.ListenPacket(ctx, "udp"+family(addr.Addr()), addr.String())
+	if err != nil {
+		return explain("udp", addr, err)
+	}
+	return pc.Close()
+}
+
+// explain adds the remedy to the errors that operators meet.
+func explain(network string, addr netip.AddrPort, err error) error {
+	remedy := ""
+	switch {
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		remedy = ": the address is on no interface of this machine; add it to one, or let dnsguard intercept it (intercept.mode)"
+	case errors.Is(err, unix.EADDRINUSE):
+		remedy = ": another process serves this address and port; stop it or choose another in listen (ss -lnup shows it)"
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		remedy = ": ports below 1024 need the capability NET_BIND_SERVICE"
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return fmt.Errorf("listen on %s %s: %w%s", network, addr, errno, remedy)
+	}
+	return fmt.Errorf("listen on %s %s: %w%s", network, addr, err, remedy)
+}
+
+// control sets the options of a socket before it is bound.
+func (o *ListenOptions) control(network, address string, c syscall.RawConn) error {
+	var err error
+	cerr := c.Control(func(fd uintptr) { err = o.setOptions(int(fd), network, address) })
+	if err = errors.Join(cerr, err); err != nil {
+		return err
+	}
+	if o.Control != nil {
+		return o.Control(network, address, c)
+	}
+	return nil
+}
+
+func (o *ListenOptions) setOptions(fd int, network, address string) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+		return fmt.Errorf("set SO_REUSEPORT: %w", err)
+	}
+	if network[:3] != "udp" {
+		return nil
+	}
+	if o.ReceiveBuffer > 0 {
+		// The kernel doubles the value for its own overhead (socket(7)).
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, o.ReceiveBuffer/2) != nil {
+			// Without the capability, rmem_max caps it: fewer
+			// datagrams of a burst survive, nothing else.
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, o.ReceiveBuffer/2)
+		}
+	}
+	ap, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return fmt.Errorf("parse %q: %w", address, err)
+	}
+	// Answers are at most 1,232 octets. OMIT: never believe ICMP about the
+	// path's MTU (anyone can forge it), fragment only where the interface
+	// itself is smaller (ip(7), Linux 3.15).
+	level, pmtu, omit, info := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_OMIT, unix.IP_PKTINFO
+	if ap.Addr().Is6() {
+		level, pmtu, omit, info = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_OMIT, unix.IPV6_RECVPKTINFO
+	}
+	if err := unix.SetsockoptInt(fd, level, pmtu, omit); err != nil {
+		return fmt.Errorf("set IP_MTU_DISCOVER: %w", err)
+	}
+	if ap.Addr().IsUnspecified() {
+		// A reply must leave from the address that was asked.
+		if err := unix.SetsockoptInt(fd, level, info, 1); err != nil {
+			return fmt.Errorf("set IP_PKTINFO: %w", err)
+		}
+	}
+	return nil
+}
+
+// leaveGroup takes a bound UDP socket out of the kernel's choice for new
+// datagrams: a connected socket gets those of its peer only (Linux 5.4 for
+// SO_REUSEPORT groups), and nothing sends from port 1 of our own address.
+// What is queued already stays readable, and answers can still be sent, since
+// they name their destination.
+func leaveGroup(c *net.UDPConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	local := c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
+	var peer unix.Sockaddr
+	switch {
+	case local.Is4() && local.IsUnspecified():
+		peer = &unix.SockaddrInet4{Port: 1, Addr: [4]byte{127, 0, 0, 1}}
+	case local.Is4():
+		peer = &unix.SockaddrInet4{Port: 1, Addr: local.As4()}
+	case local.IsUnspecified():
+		peer = &unix.SockaddrInet6{Port: 1, Addr: netip.IPv6Loopback().As16()}
+	default:
+		peer = &unix.SockaddrInet6{Port: 1, Addr: local.As16(), ZoneId: zoneIndex(local.Zone())}
+	}
+	cerr := raw.Control(func(fd uintptr) { err = unix.Connect(int(fd), peer) })
+	return errors.Join(cerr, err)
+}
+
+func zoneIndex(zone string) uint32 {
+	if i, err := strconv.ParseUint(zone, 10, 32); err == nil {
+		return uint32(i)
+	}
+	if ifi, err := net.InterfaceByName(zone); err == nil {
+		return uint32(ifi.Index) //nolint:gosec // an interface index
+	}
+	return 0
+}
+
+// zoneName names a scope by its number: looking its name up costs a dump of
+// all links, and package net takes numbers.
+func zoneName(index uint32) string { return strconv.FormatUint(uint64(index), 10) }
+
+// socketDrops returns how many datagrams the kernel dropped at the socket
+// because its receive buffer was full (SK_MEMINFO_DROPS, Linux 4.12).
+func socketDrops(c *net.UDPConn) uint64 {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	var drops uint64
+	_ = raw.Control(func(fd uintptr) {
+		drops = uint64(memInfo(fd)[unix.SK_MEMINFO_DROPS])
+	})
+	return drops
+}

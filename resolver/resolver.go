@@ -1,0 +1,343 @@
+package resolver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dnsguard/dnsguard/resolver/cache"
+	"github.com/dnsguard/dnsguard/resolver/upstream"
+)
+
+// Forwarder answers questions that the cache cannot. Exchange returns an
+// answer to exactly this question or an error, within its own total deadline.
+type Forwarder interface {
+	Exchange(ctx context.Context, q upstream.Question) (upstream.Answer, error)
+}
+
+// Limits bound what is held for clients.
+type Limits struct {
+	InFlight          int // questions under way
+	InFlightPerClient int // of one client address, once half of InFlight is taken
+	Conns             int // TCP connections
+	ConnsPerClient    int // of one client address
+}
+
+// Config is what a Resolver is made of; every field is needed.
+type Config struct {
+	Cache     *cache.Cache
+	Forwarder Forwarder
+	Settings
+}
+
+// Settings are what Reconfigure can change.
+type Settings struct {
+	Limits     Limits
+	StaleAfter time.Duration // how long a client waits before it gets a stale answer; 1.2 s
+	Total      time.Duration // how long a search-list walk may take; 1.5 s
+	Prefetch   bool
+	Search     *Search // nil: walks are left to the clients
+}
+
+func (s *Settings) validate() error {
+	for name, n := range map[string]int{
+		"InFlight": s.Limits.InFlight, "InFlightPerClient": s.Limits.InFlightPerClient,
+		"Conns": s.Limits.Conns, "ConnsPerClient": s.Limits.ConnsPerClient,
+	} {
+		if n < 1 {
+			return fmt.Errorf("resolver: Limits.%s is %d, must be at least 1", name, n)
+		}
+	}
+	if s.StaleAfter <= 0 {
+		return fmt.Errorf("resolver: StaleAfter is %v, must be positive", s.StaleAfter)
+	}
+	if s.Total <= 0 {
+		return fmt.Errorf("resolver: Total is %v, must be positive", s.Total)
+	}
+	return nil
+}
+
+// Resolver serves endpoints.
+type Resolver struct {
+	cache      *cache.Cache
+	forwarder  atomic.Pointer[Forwarder]
+	staleAfter atomic.Int64
+	total      atomic.Int64
+	prefetch   atomic.Bool
+	draining   atomic.Bool
+
+	flights flights
+	walks   *walks
+	conns   conns
+	buffers sync.Pool // *[]byte, for answers of flights and over TCP
+
+	// ctx ends flights that Shutdown will not wait for.
+	ctx     context.Context
+	cancel  context.CancelFunc
+	running sync.WaitGroup // flights
+
+	flown  counters // of flights
+	framed counters // of TCP connections
+
+	mu      sync.Mutex
+	serving map[*Endpoint]*service
+	gone    Stats // of endpoints that were removed
+}
+
+// service is an endpoint being served.
+type service struct {
+	readers []*udpReader
+	leaving atomic.Bool
+	udp     sync.WaitGroup // readers
+	tcp     sync.WaitGroup // acceptors and connections
+}
+
+// New returns a Resolver that serves nothing yet.
+func New(c Config) (*Resolver, error) {
+	if c.Cache == nil || c.Forwarder == nil {
+		return nil, errors.New("resolver: Cache and Forwarder are needed")
+	}
+	r := &Resolver{cache: c.Cache, serving: map[*Endpoint]*service{}, walks: newWalks()}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	r.flights.byKey = map[string]*flight{}
+	r.flights.perClient = map[netip.Addr]int{}
+	r.conns.open = map[*tcpConn]*Endpoint{}
+	r.conns.perClient = map[netip.Addr]int{}
+	r.buffers.New = func() any { b := make([]byte, 2, 2048); return &b }
+	r.gone.Duration = Histogram{Bounds: durationBounds[:], Counts: make([]uint64, len(durationBounds)+1)}
+	if err := r.Reconfigure(c.Forwarder, c.Settings); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// Reconfigure changes the forwarder and the settings for all queries to come.
+// Flights under way end with the forwarder that they started with: the caller
+// closes it after its total deadline.
+func (r *Resolver) Reconfigure(f Forwarder, s Settings) error {
+	if err := s.validate(); err != nil {
+		return err
+	}
+	r.forwarder.Store(&f)
+	r.staleAfter.Store(int64(s.StaleAfter))
+	r.total.Store(int64(s.Total))
+	r.walks.search.Store(s.Search)
+	r.prefetch.Store(s.Prefetch)
+	r.flights.mu.Lock()
+	r.flights.limits = s.Limits
+	r.flights.mu.Unlock()
+	r.conns.mu.Lock()
+	r.conns.limits = s.Limits
+	r.conns.mu.Unlock()
+	return nil
+}
+
+// Serve starts to serve the endpoint, whose sockets are the resolver's from
+// now on.
+func (r *Resolver) Serve(ep *Endpoint) error {
+	svc := &service{}
+	for _, conn := range ep.UDP {
+		u, err := newUDPReader(r, conn)
+		if err != nil {
+			return fmt.Errorf("serve %v: %w", ep.Addr, err)
+		}
+		svc.readers = append(svc.readers, u)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.draining.Load() {
+		return fmt.Errorf("serve %v: %w", ep.Addr, net.ErrClosed)
+	}
+	if _, ok := r.serving[ep]; ok {
+		return fmt.Errorf("serve %v: already served", ep.Addr)
+	}
+	r.serving[ep] = svc
+	for _, u := range svc.readers {
+		svc.udp.Go(u.run)
+	}
+	for _, l := range ep.TCP {
+		svc.tcp.Go(func() { r.accept(svc, ep, l) })
+	}
+	return nil
+}
+
+// accept takes in TCP connections until the listener is told to drain or is
+// closed.
+func (r *Resolver) accept(svc *service, ep *Endpoint, l *net.TCPListener) {
+	for {
+		conn, err := l.AcceptTCP()
+		switch {
+		case err == nil:
+			r.serveConn(svc, ep, conn)
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+			// Out of file descriptors or memory: the connection stays
+			// queued. Those that are open close soon.
+			r.conns.drain(nil)
+			if !r.pause(100 * time.Millisecond) {
+				return
+			}
+		case errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EPROTO):
+			// The client went while queued (accept(2)).
+		default:
+			return
+		}
+	}
+}
+
+// pause waits, and tells whether to go on.
+func (r *Resolver) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-r.ctx.Done():
+		return false
+	}
+}
+
+// serveConn serves a connection if there is room for it.
+func (r *Resolver) serveConn(svc *service, ep *Endpoint, conn *net.TCPConn) {
+	peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+	peer = netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port())
+	t := newTCPConn(r, conn, peer, &r.framed)
+	if reason, ok := r.conns.admit(t, ep); !ok {
+		r.framed.shed[reason].Add(1)
+		_ = conn.Close()
+		return
+	}
+	if svc.leaving.Load() {
+		t.startDrain()
+	}
+	svc.tcp.Go(func() {
+		t.run()
+		r.conns.remove(t)
+	})
+}
+
+// Remove stops to serve the endpoint, answers what it had received, and closes
+// its sockets. When ctx ends first, it cuts the TCP connections.
+func (r *Resolver) Remove(ctx context.Context, ep *Endpoint) error {
+	r.mu.Lock()
+	svc, ok := r.serving[ep]
+	r.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("remove %v: not served", ep.Addr)
+	}
+	return r.leave(ctx, map[*Endpoint]*service{ep: svc}, func() {})
+}
+
+// Shutdown stops to serve all endpoints: it takes the sockets out of the
+// kernel's choice, answers every query that had been received, and closes
+// everything. When ctx ends first, what is still waiting is answered SERVFAIL,
+// and the context's error returned.
+func (r *Resolver) Shutdown(ctx context.Context) error {
+	r.mu.Lock()
+	r.draining.Store(true)
+	all := make(map[*Endpoint]*service, len(r.serving))
+	for ep, svc := range r.serving {
+		all[ep] = svc
+	}
+	r.mu.Unlock()
+	err := r.leave(ctx, all, r.cancel)
+	r.cancel()
+	r.running.Wait()
+	return err
+}
+
+// leave ends the services: first nothing new comes in, then what came in is
+// answered, then the sockets are closed. When ctx ends first, connections are
+// cut, expired is called, and only flights are waited for, which end in any
+// case: their forwarder has a deadline, and a context.
+func (r *Resolver) leave(ctx context.Context, services map[*Endpoint]*service, expired func()) error {
+	for ep, svc := range services {
+		svc.leaving.Store(true)
+		for _, c := range ep.UDP {
+			// If the kernel will not, datagrams that come between the
+			// last read and the close go unanswered, as with any server.
+			_ = leaveGroup(c)
+			_ = c.SetReadDeadline(time.Unix(1, 0)) // wakes the reader, which drains
+		}
+		for _, l := range ep.TCP {
+			_ = l.SetDeadline(time.Now().Add(drainRead))
+		}
+		r.conns.drain(ep)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for _, svc := range services {
+			svc.udp.Wait()
+			svc.tcp.Wait()
+			for _, u := range svc.readers {
+				u.owed.Wait()
+			}
+		}
+	}()
+	var err error
+	select {
+	case <-done:
+	case <-ctx.Done():
+		err = ctx.Err()
+		for ep := range services {
+			r.conns.abort(ep)
+		}
+		expired()
+		<-done
+	}
+	for ep := range services {
+		_ = ep.Close()
+	}
+	r.forget(services)
+	return err
+}
+
+// forget keeps the counts of services that have ended.
+func (r *Resolver) forget(services map[*Endpoint]*service) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for ep, svc := range services {
+		for _, u := range svc.readers {
+			r.gone.add(&u.c)
+		}
+		delete(r.serving, ep)
+	}
+}
+
+// Stats returns the counters, summed over all goroutines, and the state.
+func (r *Resolver) Stats() Stats {
+	r.mu.Lock()
+	s := r.gone
+	s.Duration.Counts = append([]uint64(nil), r.gone.Duration.Counts...)
+	for ep, svc := range r.serving {
+		d := SocketDrops{Address: ep.Addr.String()}
+		for _, u := range svc.readers {
+			s.add(&u.c)
+			d.Drops += socketDrops(u.conn)
+		}
+		s.Drops = append(s.Drops, d)
+	}
+	r.mu.Unlock()
+	s.add(&r.flown)
+	s.add(&r.framed)
+	for kind := range r.walks.done {
+		for res := range r.walks.done[kind] {
+			s.Walks[kind][res] = r.walks.done[kind][res].Load()
+		}
+	}
+	s.Saved = r.walks.saved.Load()
+	r.flights.mu.Lock()
+	s.InFlight, s.Waiters = len(r.flights.byKey), r.flights.waiters
+	r.flights.mu.Unlock()
+	r.conns.mu.Lock()
+	s.Conns = len(r.conns.open)
+	r.conns.mu.Unlock()
+	return s
+}

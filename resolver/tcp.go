@@ -1,0 +1,246 @@
+package resolver
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
+)
+
+// Limits of one TCP connection.
+const (
+	// maxQueryLen bounds a query over TCP. Queries have no use for more; a
+	// larger frame is not DNS, and the connection is closed.
+	maxQueryLen = 4096
+	// maxPipelined bounds the queries of one connection that are under
+	// way; a client that pipelines more is read no further until answers
+	// have been given (RFC 7766 section 6.2.1.1 asks for pipelining and
+	// leaves the number open).
+	maxPipelined = 128
+	// frameTimeout is how long a query may take from its first octet to
+	// its last: a round trip and a retransmission, not a trickle.
+	frameTimeout = 2 * time.Second
+	// writeTimeout is how long a client may leave its window closed.
+	writeTimeout = 2 * time.Second
+	// drainRead is how long a connection that is being drained waits for
+	// octets that are already on this machine.
+	drainRead = 20 * time.Millisecond
+)
+
+// tcpConn serves one TCP connection: a reader goroutine, and a writer while
+// answers are waiting to be written. Answers go out in the order in which they
+// are found, not asked (RFC 7766 section 7).
+type tcpConn struct {
+	r    *Resolver
+	conn net.Conn
+	peer netip.AddrPort
+	s    *scratch
+
+	mu      sync.Mutex
+	changed *sync.Cond // owed, writing or broken changed
+	out     []byte     // answers not yet written, each with its length
+	owed    int        // queries that wait in flights
+	writing bool
+	broken  bool
+	drain   bool
+}
+
+func newTCPConn(r *Resolver, conn net.Conn, peer netip.AddrPort, c *counters) *tcpConn {
+	t := &tcpConn{r: r, conn: conn, peer: peer, s: newScratch(c)}
+	t.changed = sync.NewCond(&t.mu)
+	return t
+}
+
+// run reads queries until the client closes, is idle for too long or breaks
+// the rules; it returns when every query that was read has been answered and
+// written.
+func (t *tcpConn) run() {
+	br := bufio.NewReaderSize(t.conn, 1024)
+	var frame []byte
+	for {
+		if br.Buffered() == 0 {
+			t.flush()
+		}
+		var err error
+		if frame, err = t.readFrame(br, frame[:0]); err != nil {
+			break
+		}
+		t.serve(frame)
+	}
+	t.mu.Lock()
+	for (t.owed > 0 || t.writing || len(t.out) > 0) && !t.broken {
+		t.flushLocked()
+		t.changed.Wait()
+	}
+	if !t.broken {
+		t.abort()
+	}
+	t.mu.Unlock()
+	_ = t.conn.Close()
+}
+
+// startDrain tells the reader to stop as soon as nothing more is there to be
+// read.
+func (t *tcpConn) startDrain() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.drain = true
+	_ = t.conn.SetReadDeadline(time.Now().Add(drainRead))
+}
+
+// deadline sets the time that the next octets may take.
+func (t *tcpConn) deadline(d time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.drain {
+		d = min(d, drainRead)
+	}
+	_ = t.conn.SetReadDeadline(time.Now().Add(d))
+}
+
+var errFrame = errors.New("frame length of no DNS query")
+
+// readFrame reads one message (RFC 1035 section 4.2.2) into buf. The time
+// between queries and the time within one are bounded apart, so that neither
+// silence nor a trickle holds a connection.
+func (t *tcpConn) readFrame(br *bufio.Reader, buf []byte) ([]byte, error) {
+	if br.Buffered() == 0 {
+		t.deadline(t.r.conns.idle())
+		if _, err := br.Peek(1); err != nil {
+			return nil, err
+		}
+	}
+	timed := false
+	if br.Buffered() < 2 {
+		t.deadline(frameTimeout)
+		timed = true
+	}
+	head, err := br.Peek(2)
+	if err != nil {
+		return nil, err
+	}
+	n := int(binary.BigEndian.Uint16(head))
+	if n < dnswire.HeaderLen || n > maxQueryLen {
+		return nil, errFrame
+	}
+	_, _ = br.Discard(2)
+	if br.Buffered() < n && !timed {
+		t.deadline(frameTimeout)
+	}
+	if cap(buf) < n {
+		buf = make([]byte, max(n, 512))
+	}
+	buf = buf[:n]
+	_, err = io.ReadFull(br, buf)
+	return buf, err
+}
+
+// serve answers one query, or leaves it to its flight.
+func (t *tcpConn) serve(msg []byte) {
+	t.mu.Lock()
+	for t.owed >= maxPipelined && !t.broken {
+		t.flushLocked()
+		t.changed.Wait()
+	}
+	t.mu.Unlock()
+
+	now := t.r.cache.Now()
+	src := source{transport: TCP, replier: t, peer: t.peer}
+	buf := t.r.buffers.Get().(*[]byte)
+	reply, waits := t.r.answer(t.s, msg, false, &src, now, (*buf)[:2])
+	if !waits {
+		t.mu.Lock()
+		if len(reply) > 2 {
+			t.enqueue(reply[2:])
+		}
+		t.mu.Unlock()
+		t.s.c.duration(t.r.cache.Now()-now, 1)
+	}
+	*buf = reply
+	t.r.buffers.Put(buf)
+}
+
+// owe counts a query that waits in a flight.
+func (t *tcpConn) owe() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.owed++
+}
+
+// reply takes the answer of a flight.
+func (t *tcpConn) reply(_ *waiter, msg []byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.owed--
+	t.enqueue(msg)
+	t.flushLocked()
+	t.changed.Broadcast()
+}
+
+// enqueue appends an answer to the output; the caller holds mu. A client that
+// does not take its answers loses its connection once the output of all
+// connections is too much.
+func (t *tcpConn) enqueue(msg []byte) {
+	if t.broken {
+		return
+	}
+	if !t.r.conns.reserve(2 + len(msg)) {
+		t.s.c.shed[ShedOutput].Add(1)
+		t.abort()
+		return
+	}
+	t.out = binary.BigEndian.AppendUint16(t.out, uint16(len(msg))) //nolint:gosec // a DNS message
+	t.out = append(t.out, msg...)
+}
+
+// flush has what is in the output written.
+func (t *tcpConn) flush() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.flushLocked()
+}
+
+func (t *tcpConn) flushLocked() {
+	if len(t.out) > 0 && !t.writing && !t.broken {
+		t.writing = true
+		go t.write()
+	}
+}
+
+// write writes the output until there is none. It is a goroutine of its own,
+// so that a client that reads slowly stalls neither a flight nor its own
+// queries.
+func (t *tcpConn) write() {
+	var buf []byte
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(t.out) > 0 && !t.broken {
+		buf, t.out = t.out, buf[:0]
+		t.mu.Unlock()
+		_ = t.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+		_, err := t.conn.Write(buf)
+		t.mu.Lock()
+		t.r.conns.unreserve(len(buf))
+		if err != nil {
+			t.abort()
+		}
+	}
+	t.writing = false
+	t.changed.Broadcast()
+}
+
+// abort gives the connection up; the caller holds mu. The reader, which owns
+// it, wakes and closes it.
+func (t *tcpConn) abort() {
+	t.broken = true
+	t.r.conns.unreserve(len(t.out))
+	t.out = nil
+	_ = t.conn.SetDeadline(time.Unix(1, 0))
+	t.changed.Broadcast()
+}

@@ -1,0 +1,258 @@
+package resolver
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// pipeConn serves one end of an in-memory connection and returns the other.
+func pipeConn(t *testing.T, r *Resolver) (net.Conn, *tcpConn) {
+	t.Helper()
+	ours, theirs := net.Pipe()
+	c := newTCPConn(r, ours, netip.MustParseAddrPort("10.0.0.1:4000"), &r.framed)
+	if _, ok := r.conns.admit(c, nil); !ok {
+		t.Fatal("connection not admitted")
+	}
+	go func() {
+		c.run()
+		r.conns.remove(c)
+	}()
+	t.Cleanup(func() { _ = theirs.Close() })
+	return theirs, c
+}
+
+// frame packs a message with its length.
+func frame(t *testing.T, m *dns.Msg) []byte {
+	t.Helper()
+	b, err := m.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(binary.BigEndian.AppendUint16(nil, uint16(len(b))), b...)
+}
+
+func readMsg(conn io.Reader) (*dns.Msg, error) {
+	var n [2]byte
+	if _, err := io.ReadFull(conn, n[:]); err != nil {
+		return nil, err
+	}
+	b := make([]byte, binary.BigEndian.Uint16(n[:]))
+	if _, err := io.ReadFull(conn, b); err != nil {
+		return nil, err
+	}
+	m := new(dns.Msg)
+	return m, m.Unpack(b)
+}
+
+func mustRead(t *testing.T, conn io.Reader) *dns.Msg {
+	t.Helper()
+	m, err := readMsg(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func mustWrite(t *testing.T, conn io.Writer, b []byte) {
+	t.Helper()
+	if _, err := conn.Write(b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTCPOutOfOrder: a slow question does not hold up the next one on the same
+// connection.
+func TestTCPOutOfOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeForwarder{answer: func(ctx context.Context, m *dns.Msg) error {
+			if m.Question[0].Name == "slow.example.com." {
+				time.Sleep(time.Second)
+			}
+			return addressOf(t, 60)(ctx, m)
+		}}
+		r := newTestResolver(t, f)
+		conn, _ := pipeConn(t, r)
+		pipelined := append(frame(t, query("slow.example.com.", dns.TypeA)), frame(t, query("fast.example.com.", dns.TypeA))...)
+		mustWrite(t, conn, pipelined)
+		for _, want := range []string{"fast.example.com.", "slow.example.com."} {
+			if m := mustRead(t, conn); m.Question[0].Name != want || len(m.Answer) != 1 {
+				t.Errorf("got %v, want %s", m, want)
+			}
+		}
+		_ = conn.Close()
+		end(t, r)
+	})
+}
+
+// TestTCPSplitWrites: a length and a message may come in any pieces (RFC 7766
+// section 8).
+func TestTCPSplitWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
+		conn, _ := pipeConn(t, r)
+		for range 3 {
+			for _, b := range frame(t, query("example.com.", dns.TypeA)) {
+				mustWrite(t, conn, []byte{b})
+				time.Sleep(10 * time.Millisecond)
+			}
+			if m := mustRead(t, conn); len(m.Answer) != 1 {
+				t.Errorf("got %v", m)
+			}
+		}
+		_ = conn.Close()
+		end(t, r)
+	})
+}
+
+// TestTCPCloses: who is silent, trickles, sends what is no DNS or takes no
+// answers loses the connection, when it should.
+func TestTCPCloses(t *testing.T) {
+	tests := map[string]struct {
+		open int // other connections
+		do   func(t *testing.T, conn net.Conn)
+		want time.Duration
+	}{
+		"idle":                   {do: func(*testing.T, net.Conn) {}, want: idleTimeout},
+		"idle in a crowd":        {open: 8, do: func(*testing.T, net.Conn) {}, want: idleCrowded},
+		"half a length":          {do: func(t *testing.T, c net.Conn) { mustWrite(t, c, []byte{0}) }, want: frameTimeout},
+		"half a query":           {do: func(t *testing.T, c net.Conn) { mustWrite(t, c, frame(t, query("a.", 1))[:20]) }, want: frameTimeout},
+		"a frame too short":      {do: func(t *testing.T, c net.Conn) { mustWrite(t, c, []byte{0, 11}) }, want: 0},
+		"a frame too long":       {do: func(t *testing.T, c net.Conn) { mustWrite(t, c, []byte{0xff, 0xff}) }, want: 0},
+		"idle after an answer":   {do: func(t *testing.T, c net.Conn) { mustWrite(t, c, frame(t, query("a.", 1))); mustRead(t, c) }, want: idleTimeout},
+		"a trickle within query": {do: trickle, want: 0},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)}, func(s *Settings) { s.Limits.Conns = 10 })
+				for range tt.open {
+					pipeConn(t, r)
+				}
+				conn, _ := pipeConn(t, r)
+				tt.do(t, conn)
+				start := time.Now()
+				if _, err := readMsg(conn); !errors.Is(err, io.EOF) {
+					t.Errorf("read: %v, want EOF", err)
+				}
+				if d := time.Since(start); d != tt.want {
+					t.Errorf("closed after %v, want %v", d, tt.want)
+				}
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if n := r.Stats().Conns; n != 0 {
+					t.Errorf("%d connections left", n)
+				}
+				end(t, r)
+			})
+		})
+	}
+}
+
+// trickle sends an octet every half a second until that is refused.
+func trickle(t *testing.T, c net.Conn) {
+	start := time.Now()
+	for _, b := range frame(t, query("example.com.", dns.TypeA)) {
+		if _, err := c.Write([]byte{b}); err != nil {
+			break
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+	if d := time.Since(start); d > frameTimeout+time.Second {
+		t.Errorf("trickled for %v", d)
+	}
+}
+
+// TestTCPClientTakesNothing: a client that reads no answers is cut off, and
+// holds up nobody else meanwhile.
+func TestTCPClientTakesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
+		deaf, _ := pipeConn(t, r)
+		mustWrite(t, deaf, frame(t, query("example.com.", dns.TypeA)))
+		synctest.Wait()
+		good, _ := pipeConn(t, r)
+		start := time.Now()
+		mustWrite(t, good, frame(t, query("example.com.", dns.TypeA)))
+		mustRead(t, good)
+		if d := time.Since(start); d != 0 {
+			t.Errorf("the other client waited %v", d)
+		}
+		time.Sleep(writeTimeout)
+		synctest.Wait()
+		if n := r.Stats().Conns; n != 1 {
+			t.Errorf("%d connections, want the good one only", n)
+		}
+		if n := r.conns.output.Load(); n != 0 {
+			t.Errorf("%d octets of output still accounted", n)
+		}
+		_ = good.Close()
+		end(t, r)
+	})
+}
+
+// TestTCPPipelineBound: no more than maxPipelined queries of one connection
+// are under way; the rest is read when there is room.
+func TestTCPPipelineBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		f := &fakeForwarder{answer: func(ctx context.Context, m *dns.Msg) error {
+			<-release
+			return addressOf(t, 0)(ctx, m)
+		}}
+		r := newTestResolver(t, f)
+		conn, c := pipeConn(t, r)
+		const n = 2 * maxPipelined
+		go func() {
+			for range n {
+				if _, err := conn.Write(frame(t, query("example.com.", dns.TypeA))); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		}()
+		synctest.Wait()
+		c.mu.Lock()
+		owed := c.owed
+		c.mu.Unlock()
+		if owed != maxPipelined {
+			t.Errorf("%d queries under way, want %d", owed, maxPipelined)
+		}
+		close(release)
+		for range n {
+			mustRead(t, conn)
+		}
+		_ = conn.Close()
+		end(t, r)
+	})
+}
+
+// TestTCPDrain: what was read is answered before the connection ends.
+func TestTCPDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeForwarder{answer: func(ctx context.Context, m *dns.Msg) error {
+			time.Sleep(time.Second)
+			return addressOf(t, 60)(ctx, m)
+		}}
+		r := newTestResolver(t, f)
+		conn, c := pipeConn(t, r)
+		mustWrite(t, conn, frame(t, query("example.com.", dns.TypeA)))
+		synctest.Wait()
+		c.startDrain()
+		if m := mustRead(t, conn); len(m.Answer) != 1 {
+			t.Errorf("got %v", m)
+		}
+		if _, err := readMsg(conn); !errors.Is(err, io.EOF) {
+			t.Errorf("read: %v, want EOF", err)
+		}
+		end(t, r)
+	})
+}

@@ -1,0 +1,281 @@
+package resolver
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
+	"github.com/dnsguard/dnsguard/resolver/cache"
+	"github.com/dnsguard/dnsguard/resolver/search"
+	"github.com/dnsguard/dnsguard/resolver/upstream"
+)
+
+// Search finishes clients' search-list walks. A walk's answer is cached under
+// the question and the client's list, so that clients with other lists never
+// see it, and a walk that has been made is a hit like any other.
+type Search struct {
+	Policy   *search.Policy
+	Collapse bool
+	// Types are the qtypes that are walked: A and AAAA, and others at will.
+	Types []uint16
+	// Client returns the list of a client by its address. known is false
+	// for an address of which nothing is known: then the list may be read
+	// off the qname. A nil list with known true is never walked for. Nil:
+	// nothing is known of anybody.
+	Client func(netip.Addr) (list *search.List, known bool)
+}
+
+// WalkKind says who began a walk.
+type WalkKind uint8
+
+// The kinds of walks.
+const (
+	WalkCollapse WalkKind = iota // the client
+	WalkExpand                   // we, for a client that does not walk
+	NumWalkKinds
+)
+
+// String returns the kind's name, as in metrics.
+func (k WalkKind) String() string { return [...]string{"collapse", "expand"}[k] }
+
+// WalkResult is how a walk ended.
+type WalkResult uint8
+
+// The results of walks.
+const (
+	WalkAnswered WalkResult = iota
+	WalkNXDomain            // or left to the client
+	WalkError
+	NumWalkResults
+)
+
+// String returns the result's name, as in metrics.
+func (r WalkResult) String() string { return [...]string{"answered", "nxdomain", "error"}[r] }
+
+// Sizes of what walks remember.
+const (
+	// inferredLists bounds the lists read off qnames that are kept, one a
+	// namespace; more namespaces than a node has pods.
+	inferredLists = 1024
+	// wantedWalks bounds the walks of which the winner is remembered, so
+	// that the next time all names up to it are asked at once.
+	wantedWalks = 4096
+	// maxWalkTTL caps the TTL of the CNAME that leads to a winner: a
+	// Service that is created meanwhile comes earlier in the list.
+	maxWalkTTL = 30 * time.Second
+)
+
+// walks is the state of search-list walks.
+type walks struct {
+	search atomic.Pointer[Search]
+
+	mu       sync.Mutex
+	inferred *simplelru.LRU[string, *search.List] // by the namespace's label
+	wanted   *simplelru.LRU[string, int]          // winner's index by key
+
+	done  [NumWalkKinds][NumWalkResults]atomic.Uint64
+	saved atomic.Uint64 // questions that clients did not have to ask
+}
+
+func newWalks() *walks {
+	w := new(walks)
+	// The errors are for sizes below 1.
+	w.inferred, _ = simplelru.NewLRU[string, *search.List](inferredLists, nil)
+	w.wanted, _ = simplelru.NewLRU[string, int](wantedWalks, nil)
+	return w
+}
+
+// list returns the search list of the client that asks for qname, a folded
+// wire-form name, or nil if there is none to go by.
+func (w *walks) list(s *Search, client netip.Addr, qname []byte) *search.List {
+	if s.Client != nil {
+		if l, known := s.Client(client); known {
+			return l
+		}
+	}
+	ns := s.Policy.Namespace(qname)
+	if ns == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	l, ok := w.inferred.Get(string(ns))
+	if !ok {
+		l = s.Policy.Infer(qname)
+		w.inferred.Add(string(ns), l)
+	}
+	return l
+}
+
+// plan returns the walk that the query begins for its client, if any: one that
+// the client has begun itself, or one that it is to be spared.
+//
+// Queries with DO are never walked: a validating client builds its own names,
+// and a CNAME of ours would be bogus to it.
+func (w *walks) plan(q *dnswire.Query, client netip.Addr, qname []byte) (search.Walk, bool) {
+	s := w.search.Load()
+	if s == nil || q.DO || !s.walks(q.Type) {
+		return search.Walk{}, false
+	}
+	l := w.list(s, client, qname)
+	if l == nil {
+		return search.Walk{}, false
+	}
+	if s.Collapse {
+		if walk, ok := search.Collapse(l, qname); ok {
+			return walk, true
+		}
+	}
+	return search.Expand(l, qname)
+}
+
+func (s *Search) walks(qtype uint16) bool {
+	for _, t := range s.Types {
+		if t == qtype {
+			return true
+		}
+	}
+	return false
+}
+
+// sibling returns the other address type; other types have none, and are their
+// own.
+func sibling(qtype uint16) uint16 {
+	switch qtype {
+	case dnswire.TypeA:
+		return dnswire.TypeAAAA
+	case dnswire.TypeAAAA:
+		return dnswire.TypeA
+	}
+	return qtype
+}
+
+// walk finds the answer to a walk's question: through the cache, name by name
+// in the client's order, each decided for both address families.
+func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w *search.Walk) outcome {
+	kind := WalkCollapse
+	if w.Expands() {
+		kind = WalkExpand
+	}
+	last := w.Len() - 1
+	r.askAhead(ctx, key, q, w)
+	var first result // of the queried name
+	life := maxWalkTTL
+	for i := range w.Len() {
+		name, ok := w.Candidate(make([]byte, 0, dnswire.MaxNameLen), i)
+		if !ok {
+			continue
+		}
+		step, res := r.decide(ctx, name, q, i == last)
+		if i == 0 {
+			first = res
+		}
+		now := r.cache.Now()
+		if res.ok {
+			life = min(life, max(res.entry.TTL(now), 0))
+		}
+		switch step {
+		case search.Fail:
+			r.walks.done[kind][WalkError].Add(1)
+			return r.failed(key, res.failure, now)
+		case search.Stop:
+			r.walks.done[kind][WalkNXDomain].Add(1)
+			return r.keep(key, q, &first, life, now)
+		case search.Win:
+			own := r.fetch(ctx, name, q, q.Type, false)
+			if !own.ok {
+				r.walks.done[kind][WalkError].Add(1)
+				return r.failed(key, own.failure, now)
+			}
+			r.walks.done[kind][WalkAnswered].Add(1)
+			r.walks.saved.Add(uint64(i)) //nolint:gosec // at most 33
+			r.remember(key, i)
+			if i == 0 {
+				return r.keep(key, q, &own, life, now)
+			}
+			return r.lead(key, q, name, &own, life, now)
+		}
+	}
+	r.walks.done[kind][WalkNXDomain].Add(1)
+	return r.keep(key, q, &first, life, r.cache.Now())
+}
+
+// decide asks for one name until it is decided how the walk goes on, and
+// returns the result that decided it.
+func (r *Resolver) decide(ctx context.Context, name []byte, q upstream.Question, last bool) (search.Step, result) {
+	var own, other search.State
+	var res result
+	for {
+		step := search.Decide(own, other, last)
+		switch step {
+		case search.Ask:
+			// While the other family's question is under way, its
+			// NXDOMAIN may save ours.
+			if res = r.fetch(ctx, name, q, q.Type, !last && other == search.Unknown); res.qtype == q.Type {
+				own = res.state()
+			} else {
+				other = res.state()
+			}
+		case search.AskSibling:
+			if sibling(q.Type) == q.Type {
+				return search.Stop, res
+			}
+			noData := res
+			res = r.fetch(ctx, name, q, sibling(q.Type), false)
+			other = res.state()
+			if other != search.Failed {
+				res = noData
+			}
+		default:
+			return step, res
+		}
+	}
+}
+
+// askAhead asks all names up to the one that won last time at once, if the walk
+// was made a while ago: what is still cached costs nothing.
+func (r *Resolver) askAhead(ctx context.Context, key []byte, q upstream.Question, w *search.Walk) {
+	r.walks.mu.Lock()
+	winner, ok := r.walks.wanted.Get(string(key))
+	r.walks.mu.Unlock()
+	if !ok {
+		return
+	}
+	for i := range winner + 1 {
+		name, ok := w.Candidate(make([]byte, 0, dnswire.MaxNameLen), i)
+		if !ok {
+			continue
+		}
+		r.running.Go(func() { r.fetch(ctx, name, q, q.Type, i < w.Len()-1) })
+	}
+}
+
+// remember notes which name won.
+func (r *Resolver) remember(key []byte, winner int) {
+	r.walks.mu.Lock()
+	defer r.walks.mu.Unlock()
+	r.walks.wanted.Add(string(key), winner)
+}
+
+// result is what a name has of a type.
+type result struct {
+	outcome
+	qtype uint16
+}
+
+func (r *result) state() search.State {
+	switch {
+	case !r.ok:
+		return search.Failed
+	case r.entry.Rcode() == dnswire.RcodeNXDomain:
+		return search.NXDomain
+	case r.entry.Kind() == cache.Negative:
+		return search.NoData
+	}
+	return search.Data
+}
