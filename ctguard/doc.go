@@ -1,0 +1,49 @@
+// Package ctguard keeps a node's connection tracking table free of UDP flows
+// that lead to endpoints which no longer serve.
+//
+// The kernel translates the destination of a UDP flow once, with its first
+// packet, and then by the flow's entry in the connection tracking table: for
+// as long as packets come, whatever has become of the endpoint since. A
+// client that keeps its source port, as Envoy and glibc's retries do, is
+// therefore bound to a dead DNS server until somebody deletes the entry. Then
+// its next packet is translated by the rules of the day.
+//
+// # Data flow
+//
+//	Snapshot --> Guard.Update --> knowledge --> Policy      (pure; immutable)
+//	                                              |
+//	Table.Flows --(kernel's filter)--> Flow --> Decide --> Stale --> Table.Delete
+//	Events -------(kernel's filter)--> Flow ------^             `--> OnPurge, Stats
+//	Prober --> silent endpoints --> knowledge
+//
+// [Policy.Decide] has the rule, and depends on nothing but its arguments.
+// [Guard] applies it to the whole table again and again, at 0, 1, 3, 10 and
+// 30 s after each change and every 30 s, since no single event can be trusted
+// to come, or to come in time: and to each new flow in between, since
+// kube-proxy changes its rules later than the guard hears the news. [Kernel]
+// is the table, over ctnetlink; package ctguardtest has one in memory.
+//
+// # Invariants
+//
+//   - A flow to an endpoint that serves and stays is never deleted.
+//   - Nothing is judged before the first snapshot.
+//   - A flow is deleted by its reply tuple, which names the endpoint. A flow
+//     that the same client has made to another endpoint in the meantime has
+//     another reply tuple, and is out of reach. (The entry's id would not do:
+//     the kernel gives it to the next entry at once.)
+//   - A message that deletes by a filter names frontend and endpoint, and is
+//     sent only if every flow between the two is stale.
+//   - A query in hand is not lost: a flow to an endpoint that terminates and
+//     still answers is deleted only when it has been idle.
+//   - What a sweep costs does not depend on foreign flows, but for the kernel's
+//     own walk over its hash table (Linux 5.8; about a quarter of a microsecond
+//     for each entry), and memory not even on older kernels.
+//
+// The library does not log and has no metrics of its own: see [Stats],
+// [Config].OnPurge and [Config].OnState.
+//
+// Sources: net/netfilter/nf_conntrack_netlink.c, nf_conntrack_proto_udp.c and
+// include/uapi/linux/netfilter/nfnetlink_conntrack.h of Linux; for the rule,
+// pkg/proxy/conntrack of Kubernetes, from which it differs for endpoints that
+// terminate.
+package ctguard

@@ -1,0 +1,122 @@
+package ctguard
+
+import (
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+)
+
+// knowledge is the latest snapshot and all that the guard has learnt itself.
+// It turns both into policies.
+type knowledge struct {
+	snapshot   *Snapshot // nil before the first
+	at         time.Time // when it came, or last differed
+	zones      []uint16
+	timeouts   Timeouts
+	translated map[netip.AddrPort]bool
+	silent     map[netip.AddrPort]bool
+	ipvs       map[netip.AddrPort]bool
+	tombstones map[netip.AddrPort]tombstone
+}
+
+// tombstone marks a frontend that has gone.
+type tombstone struct {
+	frontend Frontend
+	since    time.Time
+	until    time.Time
+}
+
+func newKnowledge(zones []uint16) *knowledge {
+	return &knowledge{
+		zones:      zones,
+		timeouts:   DefaultTimeouts,
+		translated: make(map[netip.AddrPort]bool),
+		silent:     make(map[netip.AddrPort]bool),
+		tombstones: make(map[netip.AddrPort]tombstone),
+	}
+}
+
+// update takes a new snapshot and tells whether it says anything new. Frontends
+// that it lacks become tombstones for twice the longest time that a flow can
+// last without a packet.
+func (k *knowledge) update(s *Snapshot, old *Policy, now time.Time) bool {
+	if k.snapshot != nil && reflect.DeepEqual(k.snapshot, s) {
+		return false
+	}
+	k.snapshot, k.at = s, now
+	next := NewPolicy(*s, Facts{})
+	if old != nil {
+		for _, f := range old.Frontends() {
+			if _, still := next.frontends[f.Addr]; !still {
+				k.tombstones[f.Addr] = tombstone{f, now, now.Add(2 * k.timeouts.longest())}
+			}
+		}
+	}
+	maps.DeleteFunc(k.tombstones, func(a netip.AddrPort, _ tombstone) bool {
+		_, again := next.frontends[a]
+		return again
+	})
+	maps.DeleteFunc(k.translated, func(a netip.AddrPort, _ bool) bool {
+		_, still := next.frontends[a]
+		return !still
+	})
+	return true
+}
+
+// expire removes tombstones whose time is over and tells whether it did.
+func (k *knowledge) expire(now time.Time) bool {
+	n := len(k.tombstones)
+	maps.DeleteFunc(k.tombstones, func(_ netip.AddrPort, t tombstone) bool { return !now.Before(t.until) })
+	return len(k.tombstones) != n
+}
+
+// lag is how long a flow that is made anew to a vanished frontend is put down
+// to kube-proxy's being late: its last regular sync after a change in a large
+// cluster.
+const lag = 10 * time.Second
+
+// refute removes the tombstone at a frontend to which translated flows are
+// still being made: someone else serves that address now, such as a Service
+// of another name.
+func (k *knowledge) refute(at netip.AddrPort, now time.Time) bool {
+	t, ok := k.tombstones[at]
+	if !ok || now.Sub(t.since) < lag {
+		return false
+	}
+	delete(k.tombstones, at)
+	return true
+}
+
+// set makes m[at] equal to v and tells whether that changed it.
+func set(m map[netip.AddrPort]bool, at netip.AddrPort, v bool) bool {
+	if m[at] == v {
+		return false
+	}
+	if v {
+		m[at] = true
+	} else {
+		delete(m, at)
+	}
+	return true
+}
+
+// policy is what all of it amounts to, or nil before the first snapshot.
+func (k *knowledge) policy() *Policy {
+	if k.snapshot == nil {
+		return nil
+	}
+	var gone []Frontend
+	for _, t := range k.tombstones {
+		gone = append(gone, t.frontend)
+	}
+	return NewPolicy(*k.snapshot, Facts{
+		Timeouts:   k.timeouts,
+		Zones:      slices.Clone(k.zones),
+		Translated: maps.Clone(k.translated),
+		Silent:     maps.Clone(k.silent),
+		IPVS:       maps.Clone(k.ipvs),
+		Tombstones: gone,
+	})
+}

@@ -1,0 +1,126 @@
+package ctguard
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/netip"
+	"sync/atomic"
+	"time"
+)
+
+// Prober asks an endpoint whether it is alive, past every rule and
+// translation.
+type Prober interface {
+	// Probe returns nil as soon as the endpoint has answered anything, and an
+	// error if it did not before the context's end, or cannot.
+	Probe(ctx context.Context, endpoint netip.AddrPort) error
+}
+
+const (
+	// probeTimeout is the time in which one of two probes has to be answered:
+	// many times the round trip within a cluster, and short beside the ten
+	// seconds for which kube-proxy leaves flows at a dead endpoint.
+	probeTimeout = 300 * time.Millisecond
+
+	// probeAgain is when the second probe follows, if the first is not
+	// answered: one lost packet condemns nobody.
+	probeAgain = 100 * time.Millisecond
+
+	// probeEvery is the pause between the checks of a terminating endpoint.
+	probeEvery = time.Second
+
+	// probeJitter spreads the first probes of a fleet to a new endpoint.
+	probeJitter = time.Second
+)
+
+// follower probes one endpoint for as long as it serves: until it has answered
+// once, and again from the moment it terminates.
+type follower struct {
+	endpoint    netip.AddrPort
+	terminating atomic.Bool
+	wake        chan struct{} // capacity 1: terminating has changed
+	cancel      context.CancelFunc
+}
+
+// turn tells the follower whether the endpoint terminates.
+func (f *follower) turn(terminating bool) {
+	if f.terminating.Swap(terminating) != terminating {
+		select {
+		case f.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// follow probes until ctx ends. It tells each result to heard: whether the
+// endpoint is believed silent. Only one that has answered before can be:
+// otherwise a network policy may be all that is silent.
+func (f *follower) follow(ctx context.Context, p Prober, retry time.Duration, heard func(ctx context.Context, silent bool)) {
+	answered := false
+	wait := rand.N(probeJitter)
+	if f.terminating.Load() {
+		wait = 0
+	}
+	for f.pause(ctx, wait) {
+		switch {
+		case f.terminating.Load():
+			alive := check(ctx, p, f.endpoint)
+			answered = answered || alive
+			heard(ctx, answered && !alive)
+			wait = probeEvery
+		case !answered:
+			answered = check(ctx, p, f.endpoint)
+			wait = retry
+		default:
+			heard(ctx, false)
+			wait = -1
+		}
+	}
+}
+
+// pause waits for d, or without end if d is negative, or for a turn. It tells
+// whether to go on.
+func (f *follower) pause(ctx context.Context, d time.Duration) bool {
+	var due <-chan time.Time
+	if d >= 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		due = t.C
+	}
+	select {
+	case <-due:
+	case <-f.wake:
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
+
+// check sends up to two probes and tells whether one was answered in time. It
+// is over early when both have failed, as when the endpoint's host refuses.
+func check(ctx context.Context, p Prober, endpoint netip.AddrPort) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	results := make(chan error, 2)
+	probe := func() { results <- p.Probe(ctx, endpoint) }
+	go probe()
+	second := time.NewTimer(probeAgain)
+	defer second.Stop()
+	for sent, failed := 1, 0; ; {
+		select {
+		case err := <-results:
+			if err == nil {
+				return true
+			}
+			if failed++; failed == 2 {
+				return false
+			}
+		case <-second.C:
+		case <-ctx.Done():
+			return false
+		}
+		if sent == 1 {
+			sent = 2
+			go probe()
+		}
+	}
+}

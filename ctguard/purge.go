@@ -1,0 +1,171 @@
+package ctguard
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// deleteCost is about what it costs to delete one flow by its tuple. Beyond
+// so many flows, one walk of the kernel over its table is cheaper.
+const deleteCost = 7 * time.Microsecond
+
+// purgeSurvey deletes the stale flows of a survey and returns how many it
+// removed.
+func (r *runner) purgeSurvey(ctx context.Context, s *survey) int {
+	stale := r.allow(s.stale, false)
+	removed := 0
+	if len(stale) == len(s.stale) {
+		stale, removed = r.purgePairs(ctx, s)
+	}
+	return removed + r.purge(ctx, stale, false)
+}
+
+// purgePairs deletes the flows of such pairs of a frontend and an endpoint as
+// have only certainly stale flows, and many of them, with one message each. It
+// returns the stale flows of all other pairs.
+func (r *runner) purgePairs(ctx context.Context, s *survey) (rest []Finding, removed int) {
+	many := make(map[Match][]Finding)
+	for _, f := range s.stale {
+		m := Match{Dst: f.Flow.Orig.Dst, Src: f.Flow.Reply.Src}
+		if n := s.pairs[m]; n.others == 0 && time.Duration(n.certain)*deleteCost > s.took {
+			many[m] = append(many[m], f)
+		} else {
+			rest = append(rest, f)
+		}
+	}
+	for m, fs := range many {
+		err := r.cfg.Table.DeleteMatching(ctx, m)
+		if err != nil {
+			if !errors.Is(err, ErrNotSupported) {
+				r.failed(OpDelete)
+			}
+			rest = append(rest, fs...)
+			continue
+		}
+		removed += len(fs)
+		r.purged(fs, false)
+	}
+	return rest, removed
+}
+
+// purge deletes flows one by one and returns how many it removed.
+func (g *Guard) purge(ctx context.Context, found []Finding, event bool) int {
+	if len(found) == 0 {
+		return 0
+	}
+	flows := make([]Flow, len(found))
+	for i, f := range found {
+		flows[i] = f.Flow
+	}
+	removed, err := g.cfg.Table.Delete(ctx, flows)
+	if err != nil && ctx.Err() == nil {
+		g.failed(OpDelete)
+	}
+	var done []Finding
+	for i, f := range found {
+		if i < len(removed) && removed[i] {
+			done = append(done, f)
+		}
+	}
+	g.purged(done, event)
+	return len(done)
+}
+
+// created judges a flow that has just been made.
+func (g *Guard) created(ctx context.Context, f Flow) {
+	p := g.policy.Load()
+	if p == nil {
+		return
+	}
+	v, r := p.Decide(f)
+	if v == Foreign {
+		return
+	}
+	now := time.Now()
+	g.mu.Lock()
+	g.seen = true
+	if p.translates(f) {
+		g.translated(f.Orig.Dst)
+	}
+	if v == Stale {
+		g.stats.Recreated++
+	}
+	if r == FrontendGone && g.know.refute(f.Orig.Dst, now) {
+		g.policy.Store(g.know.policy())
+	}
+	g.mu.Unlock()
+
+	// Flows to a vanished frontend are left to the sweeps: if it has only
+	// changed hands, each new flow is a living one.
+	if v != Stale || r == FrontendGone {
+		return
+	}
+	front, _ := p.Frontend(f)
+	g.purge(ctx, g.allow([]Finding{{f, front, v, r}}, true), true)
+}
+
+// allow returns those of the findings that may be deleted: none in a dry run,
+// which it reports instead, else as many as the limit lets.
+func (g *Guard) allow(found []Finding, event bool) []Finding {
+	if g.cfg.DryRun {
+		g.rehearse(found, event)
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := g.bucket.take(len(found), time.Now())
+	if refused := len(found) - n; refused > 0 {
+		g.stats.Refused += uint64(refused)
+		g.todo.retry = true
+		g.kick()
+	}
+	return found[:n]
+}
+
+// rehearse reports what would be deleted, each flow once.
+func (g *Guard) rehearse(found []Finding, event bool) {
+	var fresh []Finding
+	g.mu.Lock()
+	reported := make(map[flowKey]bool, len(found))
+	for _, f := range found {
+		k := keyOf(f.Flow)
+		if !g.reported[k] {
+			fresh = append(fresh, f)
+		}
+		reported[k] = true
+	}
+	if event {
+		for k := range reported {
+			g.reported[k] = true
+		}
+	} else {
+		// What this sweep has not seen is gone.
+		g.reported = reported
+	}
+	g.mu.Unlock()
+	g.report(fresh, Purge{Event: event, DryRun: true})
+}
+
+// purged records deletions.
+func (g *Guard) purged(done []Finding, event bool) {
+	g.mu.Lock()
+	for _, f := range done {
+		g.stats.Deleted[f.Reason]++
+	}
+	g.mu.Unlock()
+	g.report(done, Purge{Event: event})
+}
+
+// report tells OnPurge of findings.
+func (g *Guard) report(fs []Finding, p Purge) {
+	if g.cfg.OnPurge == nil {
+		return
+	}
+	g.callbacks.Lock()
+	defer g.callbacks.Unlock()
+	for _, f := range fs {
+		p.Finding = f
+		g.cfg.OnPurge(p)
+	}
+}

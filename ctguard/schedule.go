@@ -1,0 +1,76 @@
+package ctguard
+
+import "time"
+
+// sweepsAfterChange are the sweeps that follow a change. kube-proxy gets the
+// same news and takes up to a second to change its rules (minSyncPeriod), in
+// large clusters much longer; until then it can make the flows again that
+// were deleted. The first deletes them, the others what came back.
+var sweepsAfterChange = [...]time.Duration{0, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second}
+
+const (
+	// retryAfter is the pause before a sweep that makes up for something
+	// refused or gone wrong.
+	retryAfter = time.Second
+
+	// drainEvery is how often flows to terminating endpoints are looked at,
+	// in search of idle ones.
+	drainEvery = 2 * time.Second
+
+	// drainShare bounds what that costs on a large table: at most one part in
+	// so many of a CPU.
+	drainShare = 20
+)
+
+// schedule says when to sweep next. The zero value has nothing to do.
+type schedule struct {
+	resync time.Duration
+
+	changed time.Time // the last change
+	step    int       // the next of sweepsAfterChange, if changed is set
+	soon    bool      // a sweep is wanted as soon as possible
+	retry   bool      // something was left undone
+	drain   bool      // there are flows that wait to become idle
+
+	began, ended time.Time // the last sweep
+}
+
+// change starts the series of sweeps (again).
+func (s *schedule) change(now time.Time) { s.changed, s.step = now, 0 }
+
+// swept records a sweep, and whether it saw flows that wait to become idle.
+func (s *schedule) swept(began, ended time.Time, drain bool) {
+	s.began, s.ended, s.drain = began, ended, drain
+	s.soon, s.retry = false, false
+	for s.step < len(sweepsAfterChange) && !s.changed.Add(sweepsAfterChange[s.step]).After(began) {
+		s.step++
+	}
+}
+
+// next is the time of the next sweep. However much is going on, sweeps take at
+// most half of the time.
+func (s *schedule) next(now time.Time) time.Time {
+	took := s.ended.Sub(s.began)
+	at := s.began.Add(s.resync)
+	earlier := func(t time.Time) {
+		if t.Before(at) {
+			at = t
+		}
+	}
+	if s.step < len(sweepsAfterChange) && !s.changed.IsZero() {
+		earlier(s.changed.Add(sweepsAfterChange[s.step]))
+	}
+	if s.retry {
+		earlier(s.ended.Add(retryAfter))
+	}
+	if s.drain {
+		earlier(s.ended.Add(max(drainEvery, drainShare*took)))
+	}
+	if s.soon {
+		earlier(now)
+	}
+	if free := s.ended.Add(took); at.Before(free) {
+		at = free
+	}
+	return at
+}

@@ -1,0 +1,196 @@
+package ctguard
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"time"
+)
+
+// dumpTries is how often an interrupted dump is begun in one sweep. A table
+// that changes so fast is swept again soon.
+const dumpTries = 3
+
+// dump reads every flow to a frontend, again from the beginning if it has to;
+// then begin is called again.
+func (g *Guard) dump(ctx context.Context, p *Policy, begin func(), fn func(Flow)) error {
+	var err error
+	for range dumpTries {
+		begin()
+		err = nil
+		for f, ferr := range g.cfg.Table.Flows(ctx, p.Matches()) {
+			if ferr != nil {
+				err = ferr
+				break
+			}
+			fn(f)
+		}
+		if !errors.Is(err, ErrInterrupted) {
+			break
+		}
+	}
+	return err
+}
+
+// survey is what a sweep has seen.
+type survey struct {
+	flows      map[Verdict]int
+	stale      []Finding
+	pairs      map[Match]*pair
+	translated map[netip.AddrPort]bool
+	drain      bool // some flow waits to become idle
+	took       time.Duration
+}
+
+// pair counts the flows between a frontend and an endpoint.
+type pair struct{ certain, others int }
+
+func newSurvey() *survey {
+	return &survey{
+		flows:      make(map[Verdict]int),
+		pairs:      make(map[Match]*pair),
+		translated: make(map[netip.AddrPort]bool),
+	}
+}
+
+// add judges a flow.
+func (s *survey) add(p *Policy, f Flow) {
+	v, r := p.Decide(f)
+	m := Match{Dst: f.Orig.Dst, Src: f.Reply.Src}
+	n := s.pairs[m]
+	if n == nil {
+		n = new(pair)
+		s.pairs[m] = n
+	}
+	if r.certain() {
+		n.certain++
+	} else {
+		n.others++
+	}
+	if v == Foreign {
+		return
+	}
+	s.flows[v]++
+	s.drain = s.drain || r == TerminatingBusy
+	if p.translates(f) {
+		s.translated[f.Orig.Dst] = true
+	}
+	if v == Stale {
+		front, _ := p.Frontend(f)
+		s.stale = append(s.stale, Finding{f, front, v, r})
+	}
+}
+
+// sweep reads the table once, and deletes what is stale.
+func (r *runner) sweep(ctx context.Context) {
+	began := time.Now()
+	p, news := r.prepare(began)
+	s, removed := newSurvey(), 0
+	if p != nil {
+		// Before the table is read, so that no flow slips through between.
+		r.subscribe(ctx, p.Ports())
+		err := r.dump(ctx, p, func() { s = newSurvey() }, func(f Flow) { s.add(p, f) })
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			r.failed(OpDump)
+			r.postpone(news)
+			r.schedule.swept(began, time.Now(), false)
+			return
+		}
+		s.took = time.Since(began)
+		removed = r.purgeSurvey(ctx, s)
+		if ctx.Err() != nil {
+			return
+		}
+	}
+	ended := time.Now()
+	r.schedule.swept(began, ended, s.drain)
+	r.record(s, ended.Sub(began), removed, news, ended)
+}
+
+// prepare brings the policy up to date. It takes the news that the sweep is
+// going to deal with.
+func (r *runner) prepare(now time.Time) (*Policy, time.Time) {
+	timeouts, ipvs := r.askHost()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	k := r.know
+	if k.expire(now) || timeouts != k.timeouts || !maps.Equal(ipvs, k.ipvs) {
+		k.timeouts, k.ipvs = timeouts, ipvs
+		r.policy.Store(k.policy())
+	}
+	news := r.news
+	r.news = time.Time{}
+	return r.policy.Load(), news
+}
+
+// postpone leaves news to the next sweep.
+func (r *runner) postpone(news time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !news.IsZero() {
+		r.news = news
+	}
+}
+
+// askHost reads the timeouts and the virtual servers of IPVS.
+func (r *runner) askHost() (Timeouts, map[netip.AddrPort]bool) {
+	if r.cfg.Host == nil {
+		return DefaultTimeouts, nil
+	}
+	t, err := r.cfg.Host.Timeouts()
+	if err != nil {
+		r.failed(OpHost)
+		t = DefaultTimeouts
+	}
+	servers, err := r.cfg.Host.VirtualServers()
+	if err != nil {
+		r.failed(OpHost)
+	}
+	ipvs := make(map[netip.AddrPort]bool, len(servers))
+	for _, s := range servers {
+		ipvs[s] = true
+	}
+	return t, ipvs
+}
+
+// record enters a complete sweep into the statistics, and learns from it.
+func (r *runner) record(s *survey, took time.Duration, removed int, news, now time.Time) {
+	r.mu.Lock()
+	k, st := r.know, &r.stats
+	if r.policy.Load() != nil {
+		st.Flows = s.flows
+		st.Sweeps++
+		st.LastSweep = now
+		st.SweepDuration.observe(took)
+		if removed > 0 && !news.IsZero() {
+			st.NewsToPurge.observe(now.Sub(news))
+		}
+	}
+	r.seen = r.seen || len(s.flows) > 0
+	for at := range s.translated {
+		r.translated(at)
+	}
+	state := k.state(r.policy.Load(), r.seen)
+	differs := state != st.State
+	st.State = state
+	r.mu.Unlock()
+	if differs && r.cfg.OnState != nil {
+		r.callbacks.Lock()
+		defer r.callbacks.Unlock()
+		r.cfg.OnState(state)
+	}
+}
+
+// translated notes, with mu held, that flows to a frontend are translated on
+// this node. Those that are not are judged by that.
+func (g *Guard) translated(at netip.AddrPort) {
+	if set(g.know.translated, at, true) {
+		g.policy.Store(g.know.policy())
+		g.todo.sweep = true
+		g.kick()
+	}
+}
