@@ -1,0 +1,137 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Cleanup removes everything that this package may have left in the kernel,
+// whatever was configured then: tables of either backend, the fallback of
+// link-local addresses, routing rules and routes. It returns how many things
+// it removed, and ErrRunning without touching any if a living process
+// intercepts. Doing it twice is no error.
+func Cleanup() (removed int, err error) {
+	for n := range slots {
+		held, err := slotHeld(n)
+		if err != nil {
+			return 0, err
+		}
+		if held {
+			return 0, ErrRunning
+		}
+	}
+	none := func(int) bool { return false }
+	tables, err := removeTables(func(t tableInfo) bool { return t.name == fallbackName || slotOf(t.name) >= 0 })
+	chains, xtErr := removeChains(none)
+	routes, routeErr := routing{}.prune()
+	return tables + chains + routes, errors.Join(err, xtErr, routeErr)
+}
+
+// removeLeftovers removes what dead predecessors left that would still act:
+// nftables tables that nobody owns, and iptables chains.
+func removeLeftovers(own int) error {
+	living := func(n int) bool {
+		if n == own {
+			return false // whoever had the name before us is dead
+		}
+		held, err := slotHeld(n)
+		return held || err != nil
+	}
+	_, err := removeTables(func(t tableInfo) bool { return !t.owned && slotOf(t.name) >= 0 && !living(slotOf(t.name)) })
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // a kernel without nftables
+		err = nil
+	}
+	// Every chain of ours uses xt_recent, so a list of it gives them away:
+	// programs need not be started to find that there are none.
+	if lists, e := os.ReadDir("/proc/net/xt_recent"); e == nil {
+		for _, l := range lists {
+			if strings.HasPrefix(l.Name(), "dnsguard") {
+				_, xtErr := removeChains(living)
+				return errors.Join(err, xtErr)
+			}
+		}
+	}
+	return err
+}
+
+// slotOf returns the slot that a table's name belongs to, -1 if none.
+func slotOf(name string) int {
+	for n := range slots {
+		if name == tableName(n) {
+			return n
+		}
+	}
+	return -1
+}
+
+// removeTables removes the tables that match.
+func removeTables(match func(tableInfo) bool) (int, error) {
+	r, err := openRuleset()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = r.Close() }()
+	tables, err := r.allTables()
+	if err != nil {
+		return 0, err
+	}
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return 0, fmt.Errorf("connect to nftables: %w", err)
+	}
+	defer func() { _ = c.Close() }()
+	removed := 0
+	for _, t := range tables {
+		if !match(t) {
+			continue
+		}
+		var b batch
+		b.remove(t.name)
+		switch err := b.commit(c); {
+		case err == nil:
+			removed++
+		case !errors.Is(err, unix.ENOENT):
+			return removed, err
+		}
+	}
+	return removed, nil
+}
+
+// removeChains removes the iptables chains of slots that do not live. Without
+// the programs there can be none.
+func removeChains(living func(slot int) bool) (int, error) {
+	k := &xtKernel{run: runProgram}
+	removed := 0
+	for fam := range 2 {
+		saved, err := k.save(fam)
+		if errors.Is(err, exec.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return removed, err
+		}
+		keep := func(chain string) bool {
+			n, err := strconv.Atoi(strings.Split(strings.TrimPrefix(chain, chainPrefix+"-"), "-")[0])
+			if err != nil {
+				n = 0 // the first slot's have no number
+			}
+			return living(n)
+		}
+		text := removal(saved, keep)
+		if text == "" {
+			continue
+		}
+		if err := k.restore(fam, text); err != nil {
+			return removed, fmt.Errorf("remove iptables rules: %w", err)
+		}
+		removed += strings.Count(text, "-X ")
+	}
+	return removed, nil
+}

@@ -1,0 +1,262 @@
+package iptables
+
+import (
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Defaults of Config, and its bounds.
+const (
+	DefaultMark         = 0x30
+	DefaultTable        = 5353
+	DefaultRulePriority = 1
+	DefaultZone         = 5353
+	DefaultAliveTimeout = time.Second
+	// MinAliveTimeout leaves room for four probes of some milliseconds each
+	// on a machine that is short of CPU.
+	MinAliveTimeout = 500 * time.Millisecond
+)
+
+// kubeProxyMarks are the bits that kube-proxy sets on packets to masquerade
+// (--iptables-masquerade-bit, 14) and to drop (15, fixed).
+const kubeProxyMarks = 0x4000 | 0x8000
+
+// Proto is a transport protocol by its IP protocol number.
+type Proto uint8
+
+// The two transports of DNS, RFC 1035 section 4.2.
+const (
+	TCP Proto = unix.IPPROTO_TCP
+	UDP Proto = unix.IPPROTO_UDP
+)
+
+// protos lists both in the order in which rule sets show them.
+func protos() [2]Proto { return [2]Proto{UDP, TCP} }
+
+// String returns "udp" or "tcp".
+func (p Proto) String() string {
+	switch p {
+	case TCP:
+		return "tcp"
+	case UDP:
+		return "udp"
+	}
+	return fmt.Sprintf("protocol %d", uint8(p))
+}
+
+// Service is one thing that is intercepted, and withdrawn, on its own.
+type Service struct {
+	Addr  netip.AddrPort
+	Proto Proto
+}
+
+// String returns for example "udp 10.96.0.10:53".
+func (s Service) String() string { return s.Proto.String() + " " + s.Addr.String() }
+
+func (s Service) compare(o Service) int {
+	if c := s.Addr.Compare(o.Addr); c != 0 {
+		return c
+	}
+	return int(o.Proto) - int(s.Proto) // UDP first
+}
+
+// IPv4 and IPv6 select the services of one family for Withdraw and Restore,
+// All every one.
+func IPv4(s Service) bool { return s.Addr.Addr().Is4() }
+
+// IPv6 selects the services of that family.
+func IPv6(s Service) bool { return s.Addr.Addr().Is6() }
+
+// All selects every service.
+func All(Service) bool { return true }
+
+// Targets are what may change while an Interceptor runs.
+type Targets struct {
+	// Addresses are intercepted, over UDP and TCP. No interface may hold them.
+	Addresses []netip.AddrPort
+	// ClusterIPs are kube-dns's, at most one of each family. Addresses that
+	// are not among them are link-local ones: when nobody takes what goes
+	// there, the fallback sends it to the ClusterIP of the same family.
+	ClusterIPs []netip.Addr
+	// Exclude are clients that are never intercepted.
+	Exclude []netip.Prefix
+}
+
+// services returns a service for each address and protocol, in order.
+func (t *Targets) services() []Service {
+	var out []Service
+	for _, a := range t.Addresses {
+		for _, p := range protos() {
+			out = append(out, Service{Addr: a, Proto: p})
+		}
+	}
+	slices.SortFunc(out, Service.compare)
+	return out
+}
+
+// Config is what an interception is made of. Zero fields take the defaults.
+type Config struct {
+	Targets
+	Backend Backend
+	// Mark holds two bits of the packet mark: the lower one marks packets that
+	// were taken, the higher one our own upstream queries (MarkUpstream). All
+	// other bits are left as they are.
+	Mark uint32
+	// Table is the number of the routing table that delivers marked packets.
+	Table int
+	// RulePriority is the priority of the routing rule that leads there.
+	RulePriority int
+	// Zone is the conntrack zone of the link-local fallback.
+	Zone uint16
+	// AliveTimeout is how long packets are taken after the last answer left.
+	AliveTimeout time.Duration
+
+	// Probe is a packed DNS query that the service answers from its own
+	// knowledge, at once. It is asked whenever an address has been silent for
+	// a quarter of AliveTimeout; any message with its id is an answer. Required.
+	Probe []byte
+	// Received returns how often the client has been seen by the service:
+	// datagrams read, connections accepted. It is compared with what the
+	// kernel took from that client. nil: nobody is ever bypassed.
+	Received func(Client) uint64
+	// OnEvent, if not nil, is told what happens, one at a time. It must not
+	// block, nor call the Interceptor.
+	OnEvent func(Event)
+}
+
+// withDefaults fills in what is zero.
+func (c Config) withDefaults() Config {
+	if c.Mark == 0 {
+		c.Mark = DefaultMark
+	}
+	if c.Table == 0 {
+		c.Table = DefaultTable
+	}
+	if c.RulePriority == 0 {
+		c.RulePriority = DefaultRulePriority
+	}
+	if c.Zone == 0 {
+		c.Zone = DefaultZone
+	}
+	if c.AliveTimeout == 0 {
+		c.AliveTimeout = DefaultAliveTimeout
+	}
+	if c.Backend == "" {
+		c.Backend = Auto
+	}
+	return c
+}
+
+// validate finds what is wrong without asking the kernel.
+func (c *Config) validate() error {
+	if bits.OnesCount32(c.Mark) != 2 {
+		return &ConfigError{
+			Key: "intercept.mark", Problem: fmt.Sprintf("%#x has %d bits set", c.Mark, bits.OnesCount32(c.Mark)),
+			Remedy: "give two bits that nothing else on the node uses, for example 0x30",
+		}
+	}
+	if c.Mark&kubeProxyMarks != 0 {
+		return &ConfigError{
+			Key: "intercept.mark", Problem: fmt.Sprintf("%#x contains a bit of kube-proxy (0x4000, 0x8000)", c.Mark),
+			Remedy: "give two bits that nothing else on the node uses, for example 0x30",
+		}
+	}
+	// 253 to 255 are the kernel's own tables, include/uapi/linux/rtnetlink.h.
+	if c.Table < 1 || c.Table >= 253 && c.Table <= 255 {
+		return &ConfigError{
+			Key: "intercept.table", Problem: fmt.Sprintf("%d is no free routing table", c.Table),
+			Remedy: "give a number from 1, except 253 to 255, which are the kernel's",
+		}
+	}
+	if c.RulePriority < 1 {
+		return &ConfigError{
+			Key: "intercept.rulePriority", Problem: fmt.Sprintf("%d", c.RulePriority),
+			Remedy: "give a number from 1; the lowest that is free is best",
+		}
+	}
+	if c.AliveTimeout < MinAliveTimeout {
+		return &ConfigError{
+			Key: "intercept.aliveTimeout", Problem: fmt.Sprintf("%v is too short to tell a busy process from a hung one", c.AliveTimeout),
+			Remedy: fmt.Sprintf("give at least %v", MinAliveTimeout),
+		}
+	}
+	if !c.Backend.known() {
+		return &ConfigError{
+			Key: "intercept.backend", Problem: fmt.Sprintf("%q is none", c.Backend),
+			Remedy: "give auto, nftables or iptables",
+		}
+	}
+	return c.Targets.validate()
+}
+
+func (t *Targets) validate() error {
+	if len(t.Addresses) == 0 {
+		return &ConfigError{Key: "listen", Problem: "no address to intercept", Remedy: "give a link-local address, or set intercept.mode to cluster-ip"}
+	}
+	for i, a := range t.Addresses {
+		switch ip := a.Addr(); {
+		case !ip.IsValid() || a.Port() == 0, ip.IsUnspecified(), ip.IsLoopback(), ip.IsMulticast(), ip.Is4In6(), ip.Zone() != "":
+			return &ConfigError{
+				Key: "listen", Problem: fmt.Sprintf("%v cannot be intercepted", a),
+				Remedy: "give a unicast address without zone, for example 169.254.20.10 or fd53:dd:20::10",
+			}
+		case slices.Contains(t.Addresses[:i], a):
+			return &ConfigError{Key: "listen", Problem: fmt.Sprintf("%v is there twice", a), Remedy: "remove one"}
+		}
+	}
+	if a, b, twice := oneFamily(t.ClusterIPs); twice {
+		return &ConfigError{
+			Key: "kubernetes.dnsService", Problem: fmt.Sprintf("two ClusterIPs of one family, %v and %v", a, b),
+			Remedy: "name one Service",
+		}
+	}
+	// A fallback reply tells only the ClusterIP: which of two link-local
+	// addresses it must come from could not be known.
+	if a, b, twice := oneFamily(t.linkLocal()); twice {
+		return &ConfigError{
+			Key: "listen", Problem: fmt.Sprintf("two link-local addresses of one family, %v and %v", a, b),
+			Remedy: "keep one of each family",
+		}
+	}
+	return nil
+}
+
+// linkLocal returns the addresses that are not ClusterIPs.
+func (t *Targets) linkLocal() []netip.Addr {
+	var out []netip.Addr
+	for _, a := range t.Addresses {
+		if !slices.Contains(t.ClusterIPs, a.Addr()) && !slices.Contains(out, a.Addr()) {
+			out = append(out, a.Addr())
+		}
+	}
+	return out
+}
+
+// oneFamily finds two addresses of one family.
+func oneFamily(addrs []netip.Addr) (a, b netip.Addr, found bool) {
+	for i, a := range addrs {
+		for _, b := range addrs[i+1:] {
+			if family(a) == family(b) {
+				return a, b, true
+			}
+		}
+	}
+	return a, b, false
+}
+
+// taken and own are the two bits of the mark.
+func (c *Config) taken() uint32 { return 1 << bits.TrailingZeros32(c.Mark) }
+func (c *Config) own() uint32   { return c.Mark &^ c.taken() }
+
+// family is 0 for IPv4 and 1 for IPv6, an index.
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}

@@ -1,0 +1,225 @@
+package iptables
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// nftKernel is the nftables backend.
+//
+// The process's table belongs to the socket conn: the kernel removes it when
+// that closes, so conn is kept to the end, and nothing but transactions goes
+// through it. Nobody else can change such a table. Where the kernel cannot do
+// that (before 5.12) the table is an ordinary one, whose rules rest when the
+// sockets have gone, and it is compared and repaired like the fallback.
+type nftKernel struct {
+	conn  *netlink.Conn
+	owner bool
+	// inCharge tells whether what processes share is ours to keep.
+	inCharge func() bool
+
+	slot       int
+	armed      []Service
+	tables     map[string]carried // what we have put into the kernel
+	generation uint32             // of the ruleset when it was last compared
+}
+
+// carried is a table in the kernel.
+type carried struct {
+	text  string // as we meant it
+	image []byte // as the kernel shows it; nil for one that nobody else can change
+}
+
+// newNFTKernel opens the socket that the process's table will belong to.
+func newNFTKernel(owner bool, inCharge func() bool) (*nftKernel, error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, fmt.Errorf("connect to nftables: %w", err)
+	}
+	return &nftKernel{conn: conn, owner: owner, inCharge: inCharge, tables: make(map[string]carried)}, nil
+}
+
+func (k *nftKernel) close() error {
+	var err error
+	if _, ours := k.tables[tableName(k.slot)]; ours && !k.owner {
+		var b batch
+		b.remove(tableName(k.slot))
+		err = b.commit(k.conn)
+	}
+	return errors.Join(err, k.conn.Close())
+}
+
+func (k *nftKernel) ensure(rs RuleSet) (repaired bool, err error) {
+	k.slot = rs.slot
+	r, err := openRuleset()
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = r.Close() }()
+	generation, err := r.generation()
+	if err != nil {
+		return false, err
+	}
+	process := rs.process(k.owner)
+	fallback, want := rs.fallback()
+	if k.tables[process.name].text == process.String() && generation == k.generation &&
+		(!want || k.tables[fallbackName].text == fallback.String()) {
+		return false, nil
+	}
+	repaired, err = k.carry(r, process, k.disarmed(rs))
+	if err != nil {
+		return repaired, err
+	}
+	k.armed = rs.armed
+	again, err := k.carryFallback(r, fallback, want)
+	if err != nil {
+		return repaired || again, err
+	}
+	// If somebody else was between, the comparison is simply done again.
+	k.generation, err = r.generation()
+	return repaired || again, err
+}
+
+// disarmed returns the services that the rule set no longer has armed.
+func (k *nftKernel) disarmed(rs RuleSet) []Service {
+	return slices.DeleteFunc(slices.Clone(k.armed), func(s Service) bool { return slices.Contains(rs.armed, s) })
+}
+
+// carry makes the kernel carry a table.
+func (k *nftKernel) carry(r *ruleset, t table, disarmed []Service) (repaired bool, err error) {
+	now, exists, err := r.table(t.name)
+	if err != nil {
+		return false, err
+	}
+	had, ours := k.tables[t.name]
+	text := t.String()
+	var b batch
+	switch {
+	case exists && ours && had.text == text:
+		if now.owned {
+			return false, nil
+		}
+		image, err := r.image(&t)
+		if err != nil {
+			return false, err
+		}
+		if bytes.Equal(image, had.image) {
+			return false, nil
+		}
+		repaired = true
+		b.remove(t.name)
+		b.create(&t)
+	case exists && ours && t.name == tableName(k.slot) && had.layout() == (carried{text: text}).layout():
+		b.refill(&t)
+		for fam := range 2 {
+			var gone []element
+			for _, s := range ofFamily(disarmed, fam) {
+				gone = append(gone, element{key: serviceKey(s), timeout: time.Second})
+			}
+			b.drop(t.name, setName(setAlive, fam), gone)
+		}
+	case exists: // of a predecessor, or changed by somebody
+		b.remove(t.name)
+		b.create(&t)
+	default:
+		repaired = ours
+		b.create(&t)
+	}
+	if err := b.commit(k.conn); err != nil {
+		return false, fmt.Errorf("apply table %s: %w", t.name, err)
+	}
+	c := carried{text: text}
+	if !t.owner {
+		if c.image, err = r.image(&t); err != nil {
+			return repaired, err
+		}
+	}
+	k.tables[t.name] = c
+	return repaired, nil
+}
+
+// layout is the names of a table's sets and chains, from its text.
+func (c carried) layout() string {
+	var names []string
+	for line := range bytes.Lines([]byte(c.text)) {
+		if f := bytes.Fields(line); len(f) == 3 && (string(f[0]) == "set" || string(f[0]) == "chain") {
+			names = append(names, string(f[1]))
+		}
+	}
+	return fmt.Sprint(names)
+}
+
+// carryFallback keeps the table that outlives the process, unless a newer
+// process does.
+func (k *nftKernel) carryFallback(r *ruleset, t table, want bool) (repaired bool, err error) {
+	if !k.inCharge() {
+		delete(k.tables, fallbackName)
+		return false, nil
+	}
+	if want {
+		return k.carry(r, t, nil)
+	}
+	delete(k.tables, fallbackName)
+	if _, exists, err := r.table(fallbackName); err != nil || !exists {
+		return false, err
+	}
+	var b batch
+	b.remove(fallbackName)
+	if err := b.commit(k.conn); err != nil {
+		return false, fmt.Errorf("remove table %s: %w", fallbackName, err)
+	}
+	return false, nil
+}
+
+func (k *nftKernel) alive() (map[Service]time.Duration, error) {
+	out := make(map[Service]time.Duration)
+	err := k.members(setAlive, func(m member) {
+		out[Service{Addr: netip.AddrPortFrom(m.client.Addr, m.port), Proto: m.client.Proto}] = m.expires
+	})
+	return out, err
+}
+
+func (k *nftKernel) taken() (map[Client]uint64, error) {
+	out := make(map[Client]uint64)
+	err := k.members(setTaken, func(m member) { out[m.client] = m.packets })
+	return out, err
+}
+
+// members reads a set of each family.
+func (k *nftKernel) members(base string, yield func(member)) error {
+	r, err := openRuleset()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	for fam := range 2 {
+		if err := r.members(tableName(k.slot), setName(base, fam), yield); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (k *nftKernel) bypass(clients []Client, d time.Duration) error {
+	var b batch
+	for fam := range 2 {
+		var list []element
+		for _, c := range clients {
+			if family(c.Addr) == fam {
+				list = append(list, element{key: clientKey(c), timeout: d})
+			}
+		}
+		b.put(tableName(k.slot), setName(setBypass, fam), list)
+	}
+	if err := b.commit(k.conn); err != nil {
+		return fmt.Errorf("bypass clients: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,264 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// routeProtocol marks routes and routing rules as ours, so that they are known
+// again whatever table and mark were configured then. It is in no list of
+// include/uapi/linux/rtnetlink.h or iproute2's rt_protos. On rules: Linux 4.17.
+const routeProtocol = 153
+
+// routing delivers packets with our mark to this node, although no interface
+// has their addresses: one routing rule a family, and a local route for each
+// address. Host routes, since with "local default" and src_valid_mark (or an
+// rpfilter with --validmark) the pods' addresses would pass for our own.
+type routing struct {
+	priority int
+	mark     uint32
+	table    int
+	addrs    []netip.Addr
+}
+
+func (rs RuleSet) routing() routing {
+	r := routing{priority: rs.cfg.RulePriority, mark: rs.cfg.taken(), table: rs.cfg.Table}
+	for _, a := range rs.cfg.Addresses {
+		if !slices.Contains(r.addrs, a.Addr()) {
+			r.addrs = append(r.addrs, a.Addr())
+		}
+	}
+	slices.SortFunc(r.addrs, netip.Addr.Compare)
+	return r
+}
+
+// String shows the commands that would do the same, as comments.
+func (r routing) String() string {
+	var b strings.Builder
+	for _, fam := range r.families() {
+		fmt.Fprintf(&b, "# ip -%d rule add priority %d fwmark %#x/%#x lookup %d protocol %d\n",
+			[2]int{4, 6}[fam], r.priority, r.mark, r.mark, r.table, routeProtocol)
+	}
+	for _, a := range r.addrs {
+		fmt.Fprintf(&b, "# ip -%d route add local %v dev lo table %d proto %d\n",
+			[2]int{4, 6}[family(a)], hostNet(a), r.table, routeProtocol)
+	}
+	return b.String()
+}
+
+func (r routing) families() []int {
+	var out []int
+	for _, a := range r.addrs {
+		out = append(out, family(a))
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// netlinkFamily is netlink's number of a family.
+func netlinkFamily(fam int) int { return [2]int{netlink.FAMILY_V4, netlink.FAMILY_V6}[fam] }
+
+func hostNet(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}
+
+// check finds settings that clash with what is in the kernel already.
+func (r routing) check(ownMark uint32) error {
+	for _, fam := range r.families() {
+		rules, err := netlink.RuleList(netlinkFamily(fam))
+		if err != nil {
+			return fmt.Errorf("list routing rules: %w", err)
+		}
+		for _, rule := range rules {
+			if rule.Protocol == routeProtocol {
+				continue
+			}
+			if bits := rule.Mark & mask(rule) & (r.mark | ownMark); bits != 0 {
+				return &ConfigError{
+					Key: "intercept.mark", Problem: fmt.Sprintf("the routing rule %q uses the bit %#x", ruleText(rule), bits),
+					Remedy: "give two bits that nothing else on the node uses (ip rule shows those of routing rules)",
+				}
+			}
+			if rule.Table == r.table {
+				return &ConfigError{
+					Key: "intercept.table", Problem: fmt.Sprintf("the routing rule %q uses the table %d", ruleText(rule), r.table),
+					Remedy: "give the number of a table that is empty",
+				}
+			}
+		}
+		routes, err := r.list(fam)
+		if err != nil {
+			return err
+		}
+		for _, route := range routes {
+			if route.Protocol != routeProtocol {
+				return &ConfigError{
+					Key: "intercept.table", Problem: fmt.Sprintf("the table %d holds a route to %v that is not ours", r.table, route.Dst),
+					Remedy: fmt.Sprintf("give the number of a table that is empty (ip -%d route show table %d)", [2]int{4, 6}[fam], r.table),
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// list returns the routes in the table. The kernel sends those of every table:
+// not for regular use.
+func (r routing) list(fam int) ([]netlink.Route, error) {
+	routes, err := netlink.RouteListFiltered(netlinkFamily(fam), &netlink.Route{Table: r.table}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("list routes of table %d: %w", r.table, err)
+	}
+	return routes, nil
+}
+
+// ensure adds what is missing. The kernel refuses a second one of either kind,
+// so nothing is ever there twice. foreign lists the rules of others that sort
+// before ours.
+func (r routing) ensure() (added int, foreign []string, err error) {
+	for _, fam := range r.families() {
+		rules, err := netlink.RuleList(netlinkFamily(fam))
+		if err != nil {
+			return added, foreign, fmt.Errorf("list routing rules: %w", err)
+		}
+		before, there := r.before(rules)
+		foreign = append(foreign, before...)
+		if there {
+			continue
+		}
+		switch err := netlink.RuleAdd(r.rule(fam)); {
+		case err == nil:
+			added++
+		case !errors.Is(err, unix.EEXIST):
+			return added, foreign, fmt.Errorf("add routing rule: %w", err)
+		}
+	}
+	for _, a := range r.addrs {
+		switch err := netlink.RouteAdd(r.route(a)); {
+		case err == nil:
+			added++
+		case !errors.Is(err, unix.EEXIST):
+			return added, foreign, fmt.Errorf("add local route for %v to table %d: %w", a, r.table, err)
+		}
+	}
+	return added, foreign, nil
+}
+
+// before returns the foreign rules that sort before ours, and whether ours is
+// there. rules are in the kernel's order.
+func (r routing) before(rules []netlink.Rule) (foreign []string, there bool) {
+	for _, rule := range rules {
+		if rule.Protocol == routeProtocol && rule.Priority == r.priority && rule.Mark == r.mark &&
+			mask(rule) == r.mark && rule.Table == r.table {
+			return foreign, true
+		}
+		// The kernel's own first rule finds only addresses that are on
+		// interfaces; ours are on none.
+		if rule.Priority <= r.priority && rule.Protocol != routeProtocol && rule.Table != unix.RT_TABLE_LOCAL {
+			foreign = append(foreign, ruleText(rule))
+		}
+	}
+	return foreign, false
+}
+
+func (r routing) rule(fam int) *netlink.Rule {
+	rule := netlink.NewRule()
+	rule.Family, rule.Priority, rule.Table, rule.Protocol = netlinkFamily(fam), r.priority, r.table, routeProtocol
+	rule.Mark, rule.Mask = r.mark, &r.mark
+	return rule
+}
+
+// loopbackIndex is the loopback device's in every network namespace.
+const loopbackIndex = 1
+
+func (r routing) route(a netip.Addr) *netlink.Route {
+	return &netlink.Route{
+		Dst: hostNet(a), Table: r.table, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+		LinkIndex: loopbackIndex, Protocol: routeProtocol,
+	}
+}
+
+// prune removes rules and routes of ours, or of a predecessor, that are not
+// wanted; with a zero routing all of them.
+func (r routing) prune() (removed int, err error) {
+	for fam := range 2 {
+		rules, err := netlink.RuleList(netlinkFamily(fam))
+		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+			continue // a kernel without IPv6
+		}
+		if err != nil {
+			return removed, fmt.Errorf("list routing rules: %w", err)
+		}
+		for _, rule := range rules {
+			wanted := rule.Priority == r.priority && rule.Mark == r.mark && rule.Table == r.table && slices.Contains(r.families(), fam)
+			if rule.Protocol != routeProtocol || wanted {
+				continue
+			}
+			rule.Family = netlinkFamily(fam)
+			if err := netlink.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {
+				return removed, fmt.Errorf("delete routing rule %q: %w", ruleText(rule), err)
+			}
+			removed++
+		}
+		routes, err := netlink.RouteListFiltered(netlinkFamily(fam),
+			&netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: routeProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		if err != nil {
+			return removed, fmt.Errorf("list routes: %w", err)
+		}
+		for _, route := range routes {
+			if route.Protocol != routeProtocol || route.Table == r.table && r.wants(route.Dst) {
+				continue
+			}
+			if err := netlink.RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) {
+				return removed, fmt.Errorf("delete route to %v: %w", route.Dst, err)
+			}
+			removed++
+		}
+	}
+	return removed, nil
+}
+
+func (r routing) wants(dst *net.IPNet) bool {
+	return slices.ContainsFunc(r.addrs, func(a netip.Addr) bool { return dst != nil && hostNet(a).String() == dst.String() })
+}
+
+// mask is the part of the mark that a rule looks at.
+func mask(rule netlink.Rule) uint32 {
+	switch {
+	case rule.Mask != nil:
+		return *rule.Mask
+	case rule.Mark != 0:
+		return ^uint32(0)
+	}
+	return 0
+}
+
+// ruleText shows a rule as "ip rule" does, as far as we tell rules apart.
+func ruleText(r netlink.Rule) string {
+	text := fmt.Sprintf("%d: from ", r.Priority)
+	if r.Src != nil {
+		text += r.Src.String()
+	} else {
+		text += "all"
+	}
+	if r.Dst != nil {
+		text += " to " + r.Dst.String()
+	}
+	if m := mask(r); m != 0 {
+		text += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, m)
+	}
+	if r.IifName != "" {
+		text += " iif " + r.IifName
+	}
+	if r.OifName != "" {
+		text += " oif " + r.OifName
+	}
+	return text + fmt.Sprintf(" lookup %d", r.Table)
+}

@@ -1,0 +1,279 @@
+package iptables
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Priorities of our base chains, relative to include/uapi/linux/netfilter_ipv4.h.
+const (
+	// before conntrack looks (-200) and after fragments are put together (-400)
+	priorityRaw = -300
+	// the fallback sees what the process's table has not marked
+	priorityFallback = priorityRaw + 1
+	// after the reply of a translated flow has its source back (100)
+	priorityUnfallback = 110
+)
+
+const (
+	// takenTimeout is how long a client is remembered that no longer asks.
+	takenTimeout = 5 * time.Minute
+	// maxClients bounds the memory that clients with forged addresses cost.
+	maxClients = 65536
+	// renewOneIn: of answers that leave the node, every sixteenth on average
+	// renews @alive, since all CPUs would write the same few elements. Where
+	// that is too rare, a probe renews them: answers over loopback all do.
+	renewOneIn = 16
+)
+
+// RuleSet is everything that the kernel is told, as data.
+type RuleSet struct {
+	cfg      Config
+	slot     int
+	services []Service
+	armed    []Service // services that are not withdrawn
+	exclude  []netip.Prefix
+}
+
+// NewRuleSet returns what an Interceptor with this Config tells the kernel.
+func NewRuleSet(cfg Config) (RuleSet, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return RuleSet{}, err
+	}
+	return newRuleSet(cfg, 0, nil), nil
+}
+
+// newRuleSet builds the rule set of the process in a slot, with some services
+// withdrawn. cfg is valid.
+func newRuleSet(cfg Config, slot int, withdrawn map[Service]bool) RuleSet {
+	rs := RuleSet{cfg: cfg, slot: slot, services: cfg.services(), exclude: disjoint(cfg.Exclude)}
+	rs.armed = slices.DeleteFunc(slices.Clone(rs.services), func(s Service) bool { return withdrawn[s] })
+	return rs
+}
+
+// Text shows the rule set as the backend's own program would read it, with the
+// routing as comments. Auto shows nftables.
+func (rs RuleSet) Text(b Backend) string {
+	var out strings.Builder
+	out.WriteString(rs.routing().String())
+	if b == IPTables {
+		for fam := range 2 {
+			if rs.has(fam) {
+				fmt.Fprintf(&out, "\n# %s --noflush -w\n%s", restoreProgram(fam), rs.restoreText(fam))
+			}
+		}
+		return out.String()
+	}
+	t := rs.process(true)
+	fmt.Fprintf(&out, "\n%s", t.String())
+	if f, ok := rs.fallback(); ok {
+		fmt.Fprintf(&out, "\n%s", f.String())
+	}
+	return out.String()
+}
+
+// has reports whether an address of the family is intercepted.
+func (rs RuleSet) has(fam int) bool {
+	return slices.ContainsFunc(rs.cfg.Addresses, func(a netip.AddrPort) bool { return family(a.Addr()) == fam })
+}
+
+// ports returns the ports of all addresses, once each.
+func (rs RuleSet) ports() []uint16 {
+	var out []uint16
+	for _, a := range rs.cfg.Addresses {
+		out = append(out, a.Port())
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// ofFamily returns the services of one family.
+func ofFamily(services []Service, fam int) []Service {
+	return slices.DeleteFunc(slices.Clone(services), func(s Service) bool { return family(s.Addr.Addr()) != fam })
+}
+
+// tableName is the process's table. A process takes the slot after the newest
+// living one, so names differ while two overlap.
+func tableName(slot int) string {
+	if slot == 0 {
+		return "dnsguard"
+	}
+	return fmt.Sprintf("dnsguard-%d", slot)
+}
+
+// Names of sets, to which the family's digit is added: 4 or 6.
+const (
+	setLocal   = "local"   // the services
+	setArmed   = "armed"   // those that are not withdrawn
+	setAlive   = "alive"   // those from which an answer has left lately
+	setTaken   = "taken"   // clients, with what was taken from them
+	setBypass  = "bypass"  // clients that cannot reach us
+	setExclude = "exclude" // clients that are not to
+)
+
+// setName is the name of a family's set.
+func setName(base string, fam int) string { return base + [2]string{"4", "6"}[fam] }
+
+// process is the table that takes packets.
+//
+// A packet to port 53 passes one comparison and one set lookup before anything
+// costs more; all others pass the comparison only.
+func (rs RuleSet) process(owner bool) table {
+	t := table{name: tableName(rs.slot), owner: owner}
+	marks, taken := rs.cfg.Mark, rs.cfg.taken()
+	query := chain{name: "query", rules: []rule{
+		// A packet that the output hook or another process's table has taken,
+		// or a probe: it is untracked already, and routed by its mark.
+		{isMark{marks, taken}, done()},
+	}}
+	host := chain{name: "host", rules: []rule{
+		{isMark{rs.cfg.own(), rs.cfg.own()}, done()}, // ours to upstream: to kube-proxy
+	}}
+	reply := chain{name: "reply"}
+	var rest []chain
+	for fam := range 2 {
+		if !rs.has(fam) {
+			continue
+		}
+		t.sets = append(t.sets, rs.sets(fam)...)
+		to, from := []field{daddr, l4proto, dport}, []field{saddr, l4proto, sport}
+		client := []field{saddr, l4proto}
+		name := func(base string) string { return setName(base, fam) }
+
+		query.rules = append(query.rules, rule{inSet{fam, to, name(setAlive)}, goTo(name("query"))})
+		host.rules = append(host.rules,
+			rule{isMark{marks, taken}, inSet{fam, to, name(setLocal)}, notrack{}, done()}, // a probe
+			rule{inSet{fam, to, name(setAlive)}, goTo(name("host"))})
+		reply.rules = append(reply.rules, rule{inSet{fam, from, name(setLocal)}, goTo(name("reply"))})
+
+		let := []rule{
+			{inSet{fam, client, name(setBypass)}, back()},
+			{inSet{fam, client[:1], name(setExclude)}, back()},
+		}
+		rest = append(
+			rest,
+			chain{name: name("query"), rules: append(slices.Clone(let), rule{hasSocket{}, goTo(name("take"))})},
+			// Here a socket match would find the client's own socket.
+			chain{name: name("host"), rules: append(slices.Clone(let), rule{goTo(name("take"))})},
+			chain{name: name("take"), rules: []rule{
+				// Rules of their own: a full set ends the rule, not the chain.
+				{isProto{UDP}, updateSet{fam: fam, fields: client, set: name(setTaken), count: true}},
+				{isTCP{mask: flagSYN | flagACK, flags: flagSYN}, updateSet{fam: fam, fields: client, set: name(setTaken), count: true}},
+				{notrack{}, setMark{taken}, done()},
+			}},
+			chain{name: name("reply"), rules: []rule{
+				{notrack{}},
+				{leavesNode{}, unlucky{renewOneIn}, done()},
+				// A hung process's kernel still shakes hands and resets: only
+				// segments with data that was pushed show life.
+				{isTCP{mask: flagSYN | flagRST | flagPSH, flags: flagPSH, not: true}, done()},
+				{inSet{fam, from, name(setArmed)}, updateSet{fam: fam, fields: from, set: name(setAlive), timeout: rs.cfg.AliveTimeout}},
+			}},
+		)
+	}
+	prerouting := chain{name: "prerouting", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, "prerouting", priorityRaw}}
+	output := chain{name: "output", hook: &hook{"route", unix.NF_INET_LOCAL_OUT, "output", priorityRaw}}
+	for _, p := range rs.ports() {
+		prerouting.rules = append(prerouting.rules, rule{isPort{dport, p}, jump("query")})
+		output.rules = append(output.rules,
+			rule{isPort{sport, p}, jump("reply")},
+			rule{isPort{dport, p}, jump("host")})
+	}
+	// Chains that are called come first: the kernel wants to know them.
+	t.chains = append(rest, query, host, reply, prerouting, output)
+	return t
+}
+
+// sets are the sets of one family.
+func (rs RuleSet) sets(fam int) []set {
+	service := []keyPart{keyAddr, keyProto, keyPort}
+	client := service[:2]
+	name := func(base string) string { return setName(base, fam) }
+	return []set{
+		{name: name(setLocal), fam: fam, key: service, services: ofFamily(rs.services, fam)},
+		{name: name(setArmed), fam: fam, key: service, services: ofFamily(rs.armed, fam)},
+		{name: name(setAlive), fam: fam, key: service, dynamic: true, timed: true, size: 1024},
+		{name: name(setTaken), fam: fam, key: client, dynamic: true, timed: true, timeout: takenTimeout, size: maxClients},
+		{name: name(setBypass), fam: fam, key: client, timed: true, size: maxClients},
+		{
+			name: name(setExclude), fam: fam, key: client[:1], interval: true,
+			prefixes: slices.DeleteFunc(slices.Clone(rs.exclude), func(p netip.Prefix) bool { return family(p.Addr()) != fam }),
+		},
+	}
+}
+
+// fallbackName is the table that outlives the process.
+const fallbackName = "dnsguard-fallback"
+
+// fallback is the table that sends what goes to a link-local address, and was
+// not taken, to the ClusterIP, where kube-proxy translates it as it does
+// everything else; and gives the answers the link-local source back. It keeps
+// no list of endpoints that could grow stale. The zone keeps such a flow apart
+// from one that the same client port has to the ClusterIP itself.
+//
+// ok is false if there is nothing to fall back from, or to.
+func (rs RuleSet) fallback() (t table, ok bool) {
+	t.name = fallbackName
+	forth, backward := chain{name: "rewrite"}, chain{name: "restore"}
+	for _, a := range rs.cfg.Addresses {
+		vip, has := rs.clusterIP(a.Addr())
+		if !has || a.Port() != dnsPort || vip == a.Addr() {
+			continue
+		}
+		for _, p := range protos() {
+			forth.rules = append(forth.rules, rule{isAddr{daddr, a.Addr()}, isProto{p}, setZone{rs.cfg.Zone}, setAddr{daddr, vip}, done()})
+		}
+		backward.rules = append(backward.rules, rule{isAddr{saddr, vip}, isPort{sport, dnsPort}, setAddr{saddr, a.Addr()}})
+	}
+	toRewrite := []rule{{isPort{dport, dnsPort}, isMark{rs.cfg.taken(), 0}, jump("rewrite")}}
+	toRestore := []rule{{isReplyInZone{rs.cfg.Zone}, jump("restore")}}
+	t.chains = []chain{
+		forth, backward,
+		{name: "prerouting", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, "prerouting", priorityFallback}, rules: toRewrite},
+		{name: "output", hook: &hook{"route", unix.NF_INET_LOCAL_OUT, "output", priorityFallback}, rules: toRewrite},
+		{name: "input", hook: &hook{"filter", unix.NF_INET_LOCAL_IN, "input", priorityUnfallback}, rules: toRestore},
+		{name: "postrouting", hook: &hook{"filter", unix.NF_INET_POST_ROUTING, "postrouting", priorityUnfallback}, rules: toRestore},
+	}
+	return t, len(forth.rules) > 0
+}
+
+// dnsPort is the port on which kube-dns serves, whatever it is called inside.
+const dnsPort = 53
+
+// clusterIP returns kube-dns's address of the family of a.
+func (rs RuleSet) clusterIP(a netip.Addr) (netip.Addr, bool) {
+	if slices.Contains(rs.cfg.ClusterIPs, a) {
+		return a, true
+	}
+	i := slices.IndexFunc(rs.cfg.ClusterIPs, func(c netip.Addr) bool { return family(c) == family(a) })
+	if i < 0 {
+		return netip.Addr{}, false
+	}
+	return rs.cfg.ClusterIPs[i], true
+}
+
+// disjoint sorts prefixes and drops those that lie in another: the kernel
+// refuses intervals that overlap.
+func disjoint(prefixes []netip.Prefix) []netip.Prefix {
+	sorted := make([]netip.Prefix, len(prefixes))
+	for i, p := range prefixes {
+		sorted[i] = p.Masked()
+	}
+	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+	var out []netip.Prefix
+	for _, p := range sorted {
+		if len(out) == 0 || !out[len(out)-1].Contains(p.Addr()) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
