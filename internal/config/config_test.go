@@ -188,8 +188,10 @@ log: {level: debug, format: text}
 			{
 				Zones: []string{"corp.example", "consul"},
 				Servers: []Server{
-					{Addr: netip.MustParseAddrPort("10.1.2.3:53")}, {Addr: netip.MustParseAddrPort("10.1.2.4:5300")},
-					{Addr: netip.MustParseAddrPort("[fd00::1]:53")}, {Addr: netip.MustParseAddrPort("[fd00::2]:53")},
+					{Addr: netip.MustParseAddrPort("10.1.2.3:53")},
+					{Addr: netip.MustParseAddrPort("10.1.2.4:5300")},
+					{Addr: netip.MustParseAddrPort("[fd00::1]:53")},
+					{Addr: netip.MustParseAddrPort("[fd00::2]:53")},
 				},
 				Protocol: ProtocolTCP,
 			},

@@ -43,7 +43,8 @@ timeouts: {total: 2s}
 		{"list by repetition", []string{"--listen=10.0.0.3", "--listen=::1"}, `listen: [10.0.0.3, "::1"]`},
 		{"list emptied", []string{"--search.domains="}, `search.domains: []`},
 		{
-			"entry", []string{"--upstreams={servers: [10.1.2.5]}"},
+			"entry",
+			[]string{"--upstreams={servers: [10.1.2.5]}"},
 			`upstreams: [{zones: [.], servers: [10.1.2.5], protocol: auto}]`,
 		},
 		{
@@ -53,7 +54,8 @@ timeouts: {total: 2s}
 		},
 		{"entries emptied", []string{"--upstreams="}, `upstreams: [{servers: [service]}]`},
 		{
-			"zones laid over the file's", []string{"--cache.zones={corp.example: {negative: 2s}}", "--cache.zones={a: {stale: 0s}}"},
+			"zones laid over the file's",
+			[]string{"--cache.zones={corp.example: {negative: 2s}}", "--cache.zones={a: {stale: 0s}}"},
 			`cache.zones: {corp.example: {positive: 1m, negative: 2s}, a: {stale: 0s}}`,
 		},
 		{"file's total, flag's stale", []string{"--timeouts.stale=1900ms"}, `timeouts.stale: 1900ms`},

@@ -43,8 +43,8 @@ func FuzzParse(f *testing.F) {
 			equal(t, c, again)
 			return
 		}
-		var problems Problems
-		if !errors.As(err, &problems) || len(problems) == 0 || c != nil {
+		problems, ok := errors.AsType[Problems](err)
+		if !ok || len(problems) == 0 || c != nil {
 			t.Fatalf("got %v and error %v, want Problems alone", c, err)
 		}
 		// YAML has more line breaks than \n: \r, NEL, LS and PS.
@@ -81,8 +81,8 @@ func FuzzFlags(f *testing.F) {
 			equal(t, c, again)
 			return
 		}
-		var problems Problems
-		if !errors.As(err, &problems) || len(problems) == 0 {
+		problems, ok := errors.AsType[Problems](err)
+		if !ok || len(problems) == 0 || c != nil {
 			t.Fatalf("error %v, want Problems", err)
 		}
 		for _, p := range problems {

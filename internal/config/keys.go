@@ -11,7 +11,7 @@ func keys(c *Config) mapping {
 	return mapping{
 		{
 			name: "listen", value: list[netip.AddrPort]{at: &c.Listen, element: address},
-			meaning: "Addresses that pods query, UDP and TCP; port 53 if left out. With `intercept.mode: none` each must exist on this machine.",
+			meaning: "Addresses that pods query, UDP and TCP; port 53 if left out. With `intercept.mode: none` each must exist on this machine; with `cluster-ip` there may be none.",
 		},
 		{
 			name: "control", value: text(&c.Control, parseSocketPath, "the absolute path of a Unix socket, at most 107 bytes"),
@@ -105,7 +105,7 @@ func interceptKeys(i *Intercept) mapping {
 		},
 		{
 			name: "backend", value: enum(&i.Backend, BackendAuto, BackendNFTables, BackendIPTables),
-			meaning: "How the kernel is told; `auto` takes nftables where there is one.",
+			meaning: "By what the rules are set; `auto` is nftables where the kernel has it.",
 		},
 		{
 			name: "mark", value: mark(&i.Mark),

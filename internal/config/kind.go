@@ -13,7 +13,7 @@ import (
 // The longest lifetimes that the RFCs on caching find sensible.
 const (
 	maxPositive = 7 * 24 * time.Hour // RFC 8767 section 4
-	maxNegative = 24 * time.Hour     // RFC 2308 section 5: "exceeding one day have been found to be problematic"
+	maxNegative = 24 * time.Hour     // RFC 2308 section 5: beyond a day it proved problematic
 	maxStale    = 3 * 24 * time.Hour // RFC 8767 section 5
 )
 

@@ -38,9 +38,8 @@ func TestLoadUnreadable(t *testing.T) {
 			if err == nil || err.Error() != test.want {
 				t.Errorf("got  %v\nwant %s", err, test.want)
 			}
-			var problems Problems
-			if errors.As(err, &problems) {
-				t.Error("error is Problems")
+			if problems, ok := errors.AsType[Problems](err); ok {
+				t.Errorf("error is Problems: %v", problems)
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package config
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -54,13 +55,13 @@ func (ps Problems) Error() string {
 }
 
 func (ps Problems) sort() {
-	slices.SortStableFunc(ps, func(a, b Problem) int {
-		if a.Flag != b.Flag {
-			if a.Flag {
-				return 1
-			}
-			return -1
-		}
-		return cmp.Compare(a.Line, b.Line)
-	})
+	slices.SortStableFunc(ps, func(a, b Problem) int { return cmp.Compare(a.rank(), b.rank()) })
+}
+
+// rank is the line, flags last.
+func (p Problem) rank() int {
+	if p.Flag {
+		return math.MaxInt
+	}
+	return p.Line
 }

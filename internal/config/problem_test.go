@@ -69,8 +69,7 @@ func problems(t *testing.T, given string) []string {
 	} else {
 		_, err = Parse("f.yaml", []byte(given), flags)
 	}
-	var all Problems
-	if !errors.As(err, &all) {
+	if _, ok := errors.AsType[Problems](err); !ok {
 		t.Fatalf("error %v, want Problems", err)
 	}
 	return strings.Split(err.Error(), "\n")
@@ -79,8 +78,8 @@ func problems(t *testing.T, given string) []string {
 // TestProblem holds the fields that another program than an operator reads.
 func TestProblem(t *testing.T) {
 	_, err := Parse("f.yaml", []byte("aaaa: drop\n"), parseFlags(t, "--search.ndots=16"))
-	var got Problems
-	if !errors.As(err, &got) {
+	got, ok := errors.AsType[Problems](err)
+	if !ok {
 		t.Fatalf("error %v, want Problems", err)
 	}
 	want := Problems{

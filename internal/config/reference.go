@@ -60,7 +60,7 @@ type referenceWriter struct {
 func (w referenceWriter) rows(path string, k key) {
 	suffix, inner := within(k.value)
 	if _, section := k.value.(mapping); !section {
-		fmt.Fprintf(w, "| `%s` | %s | %s | %s |\n", path, k.value.allowed(), w.defaults.of(path, k), k.meaning)
+		fmt.Fprintf(w.Builder, "| `%s` | %s | %s | %s |\n", path, k.value.allowed(), w.defaults.of(path, k), k.meaning)
 	}
 	for _, k := range inner {
 		w.rows(join(path+suffix, k.name), k)

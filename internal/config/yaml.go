@@ -48,9 +48,9 @@ func documents(data []byte) ([]*yaml.Node, error) {
 	}
 }
 
-// brokenWork bounds the bytes that brokenLine parses, to about a second: enough
-// for any file of a thousand lines of sixty characters.
-const brokenWork = 32 << 20
+// brokenWork bounds the bytes that brokenLine parses, to a fraction of a second:
+// enough for any file of five hundred lines of sixty characters.
+const brokenWork = 8 << 20
 
 // brokenLine returns the line on which data stops being YAML. The parser itself
 // often names the line before, the one on which the block around began, or
