@@ -119,8 +119,6 @@ func (e Entry) staleUntil() time.Duration {
 
 func (e Entry) flags() uint16 { return be16(e.blob, blobFlags) }
 
-func (e Entry) kind() Kind { return Kind(e.blob[blobKind]) }
-
 // count returns the number of records in a section.
 func (e Entry) count(s dnswire.Section) uint16 { return be16(e.blob, blobCounts+2*int(s)) }
 
@@ -136,6 +134,15 @@ func (e Entry) key() string { return e.blob[blobHeader:e.keyEnd()] }
 func (e Entry) ttlOff(i int) int { return int(be16(e.blob, e.keyEnd()+2*i)) }
 
 func (e Entry) body() string { return e.blob[e.keyEnd()+2*e.records():] }
+
+// Kind returns Positive or Negative, whether the answer is fresh or not; Miss
+// of the zero Entry.
+func (e Entry) Kind() Kind {
+	if e.blob == "" {
+		return Miss
+	}
+	return Kind(e.blob[blobKind])
+}
 
 // Rcode returns the answer's response code.
 func (e Entry) Rcode() uint16 { return e.flags() & rcodeMask }
@@ -154,5 +161,5 @@ const minPrefetch = 10 * time.Second
 // it was not the first.
 func (e Entry) PrefetchDue(now time.Duration) bool {
 	left := e.TTL(now)
-	return e.hit && e.kind() == Positive && e.life() >= minPrefetch && left > 0 && left <= e.life()/10
+	return e.hit && e.Kind() == Positive && e.life() >= minPrefetch && left > 0 && left <= e.life()/10
 }

@@ -36,7 +36,5 @@ func AppendKey(dst, name []byte, qtype, qclass uint16, do, cd bool) []byte {
 // asks reports whether key was made for the question of the answer resp.
 func asks(key, resp []byte, r *dnswire.Response) bool {
 	n := r.NameLen + 4
-	return r.NameLen > 0 && len(key) > n &&
-		dnswire.EqualFold(key[:r.NameLen], resp[dnswire.HeaderLen:dnswire.HeaderLen+r.NameLen]) &&
-		string(key[r.NameLen:n]) == string(resp[dnswire.HeaderLen+r.NameLen:dnswire.HeaderLen+n])
+	return r.NameLen > 0 && len(key) > n && dnswire.EqualFold(key[:n], resp[dnswire.HeaderLen:dnswire.HeaderLen+n])
 }

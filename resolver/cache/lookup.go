@@ -38,7 +38,7 @@ func (s *shard) lookup(c *Cache, tag uint32, key []byte, now time.Duration) (*no
 	n, fresh := s.current(c, tag, key, now)
 	switch {
 	case fresh:
-		return n, Entry{blob: n.blob}.kind()
+		return n, Entry{blob: n.blob}.Kind()
 	case s.failing(tag, key, now) == nil:
 		return nil, Miss
 	case n != nil:

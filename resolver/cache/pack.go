@@ -59,15 +59,18 @@ func (a *answer) pack(key []byte, now time.Duration) (blob string, size int) {
 // denial's SOA record tells those who cache behind us how long it holds (RFC
 // 2308 section 3).
 func (a *answer) ttl(set []dnswire.Record) uint32 {
-	ttl := set[0].TTL(a.msg)
-	for i := range set[1:] {
-		ttl = min(ttl, set[1+i].TTL(a.msg))
+	soa := a.denial && set[0].Type == dnswire.TypeSOA && set[0].Section == dnswire.Authority
+	ttl := seconds(a.zone.Positive)
+	if soa {
+		ttl = seconds(a.zone.Negative)
 	}
-	if a.denial && set[0].Type == dnswire.TypeSOA && set[0].Section == dnswire.Authority {
-		minimum := binary.BigEndian.Uint32(a.msg[set[0].End-4:])
-		return min(ttl, minimum, seconds(a.zone.Negative))
+	for i := range set {
+		ttl = min(ttl, set[i].TTL(a.msg))
+		if soa {
+			ttl = min(ttl, binary.BigEndian.Uint32(a.msg[set[i].End-4:]))
+		}
 	}
-	return min(ttl, seconds(a.zone.Positive))
+	return ttl
 }
 
 func seconds(d time.Duration) uint32 { return uint32(d / time.Second) } //nolint:gosec // at most maxPeriod
