@@ -1,0 +1,293 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dnsguard/dnsguard/internal/config"
+	"github.com/dnsguard/dnsguard/resolver"
+	"github.com/dnsguard/dnsguard/resolver/cache"
+	"github.com/dnsguard/dnsguard/resolver/upstream"
+)
+
+// drainTimeout is how long a leaving daemon waits for answers: an upstream's
+// total deadline and some.
+const drainTimeout = 3 * time.Second
+
+// daemon is a running dnsguard: the parts that live as long as the process, and
+// those that a reload replaces.
+type daemon struct {
+	log        *slog.Logger
+	level      *slog.LevelVar
+	started    time.Time
+	conditions *conditions
+	registry   *prometheus.Registry
+	cache      *cache.Cache
+	resolver   *resolver.Resolver
+	relisten   chan struct{} // capacity 1: the endpoints changed
+
+	// reloads and closing forwarders; waited for at the end.
+	background sync.WaitGroup
+
+	mu        sync.Mutex
+	cfg       *config.Config
+	forwarder *upstream.Forwarder
+	retired   upstream.Stats // of forwarders that reloads have replaced
+	endpoints map[netip.AddrPort]*resolver.Endpoint
+	reloads   map[string]uint64 // by result
+}
+
+// newDaemon makes the parts and opens the sockets, but serves nothing yet.
+func newDaemon(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slog.LevelVar) (*daemon, error) {
+	d := &daemon{
+		log: log, level: level, started: time.Now(), cfg: cfg,
+		relisten:  make(chan struct{}, 1),
+		endpoints: map[netip.AddrPort]*resolver.Endpoint{},
+		reloads:   map[string]uint64{"success": 0, "failure": 0},
+	}
+	d.conditions = newConditions(func(ready bool, reasons []string) {
+		if ready {
+			log.Info("ready")
+		} else {
+			log.Warn("not ready", "reasons", reasons)
+		}
+	})
+	d.registry = newRegistry(d)
+	var err error
+	if d.cache, err = cache.New(cacheConfig(cfg)); err != nil {
+		return nil, err
+	}
+	if d.forwarder, err = d.newForwarder(cfg); err != nil {
+		return nil, err
+	}
+	d.resolver, err = resolver.New(resolver.Config{Cache: d.cache, Forwarder: d.forwarder, Settings: resolverSettings(cfg)})
+	if err != nil {
+		return nil, errors.Join(err, d.forwarder.Close())
+	}
+	if d.endpoints, err = d.openEndpoints(ctx, cfg, cfg.Listen); err != nil {
+		return nil, errors.Join(err, d.forwarder.Close())
+	}
+	return d, nil
+}
+
+// newForwarder makes the forwarder of a configuration, and has its news logged.
+func (d *daemon) newForwarder(cfg *config.Config) (*upstream.Forwarder, error) {
+	u, err := upstreamConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	u.OnServers = func(file string, servers []netip.AddrPort, err error) {
+		if err != nil {
+			d.log.Warn("nameservers not read, the old ones stay in use", "file", file, "error", err)
+			return
+		}
+		d.log.Info("nameservers read", "file", file, "servers", servers)
+	}
+	u.OnHealth = func(h upstream.Health) {
+		if h.Up {
+			d.log.Info("upstream answers again", "server", h.Server, "transport", h.Transport.String())
+			return
+		}
+		d.log.Warn("upstream does not answer, asked only now and then", "server", h.Server, "transport", h.Transport.String())
+	}
+	f, err := upstream.New(u)
+	if err != nil {
+		return nil, fmt.Errorf("upstreams: %w", err)
+	}
+	return f, nil
+}
+
+// openEndpoints opens sockets on all addresses, or none.
+func (d *daemon) openEndpoints(ctx context.Context, cfg *config.Config, addrs []netip.AddrPort) (map[netip.AddrPort]*resolver.Endpoint, error) {
+	open := map[netip.AddrPort]*resolver.Endpoint{}
+	var errs []error
+	for _, addr := range addrs {
+		ep, err := resolver.Listen(ctx, addr, listenOptions(cfg))
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		open[addr] = ep
+	}
+	if len(errs) > 0 {
+		closeAll(open)
+		return nil, errors.Join(errs...)
+	}
+	return open, nil
+}
+
+func closeAll(endpoints map[netip.AddrPort]*resolver.Endpoint) {
+	for _, ep := range endpoints {
+		_ = ep.Close() // being given up
+	}
+}
+
+// serve starts to answer on every endpoint.
+func (d *daemon) serve() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for addr, ep := range d.endpoints {
+		d.conditions.notReady("listen "+addr.String(), "not probed yet")
+		if err := d.resolver.Serve(ep); err != nil {
+			return err
+		}
+		d.log.Info("serving", "address", ep.Addr.String(), "readers", len(ep.UDP))
+	}
+	return nil
+}
+
+// listening returns the addresses that are served, ports resolved.
+func (d *daemon) listening() []netip.AddrPort {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	addrs := make([]netip.AddrPort, 0, len(d.endpoints))
+	for _, ep := range d.endpoints {
+		addrs = append(addrs, ep.Addr)
+	}
+	slices.SortFunc(addrs, netip.AddrPort.Compare)
+	return addrs
+}
+
+// upstream returns the forwarder in use.
+func (d *daemon) upstream() *upstream.Forwarder {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.forwarder
+}
+
+// config returns the configuration in use.
+func (d *daemon) config() *config.Config {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.cfg
+}
+
+// reload takes over a configuration, or keeps the old one and says why.
+func (d *daemon) reload(ctx context.Context, load func() (*config.Config, error)) {
+	cfg, err := load()
+	if err == nil {
+		if cfg.Hash() == d.config().Hash() {
+			d.conditions.warn("config", "")
+			return
+		}
+		err = d.apply(ctx, cfg)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err != nil {
+		d.reloads["failure"]++
+		d.log.Error("configuration refused, the old one stays in use", "error", strings.Split(err.Error(), "\n"))
+		d.conditions.warn("config", "the latest configuration was refused, an older one is in use: "+strings.ReplaceAll(err.Error(), "\n", "; "))
+		return
+	}
+	d.reloads["success"]++
+	d.log.Info("configuration in use", "hash", cfg.Hash())
+	d.conditions.warn("config", "")
+}
+
+// apply makes everything that the new configuration needs, and only then
+// changes what is running.
+func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
+	old := d.config()
+	if keys := changedAtRestart(old, cfg); keys != nil {
+		return fmt.Errorf("these keys change only with a restart: %s", strings.ReplaceAll(keys.Error(), "\n", ", "))
+	}
+	forwarder, err := d.newForwarder(cfg)
+	if err != nil {
+		return err
+	}
+	added, removed := diff(old.Listen, cfg.Listen)
+	opened, err := d.openEndpoints(ctx, cfg, added)
+	if err != nil {
+		return errors.Join(err, forwarder.Close())
+	}
+	settings := resolverSettings(cfg)
+	if err = d.cache.Reconfigure(cacheConfig(cfg)); err == nil {
+		err = d.resolver.Reconfigure(forwarder, settings)
+	}
+	if err != nil {
+		closeAll(opened)
+		return errors.Join(err, forwarder.Close())
+	}
+	d.level.Set(cfg.Log.Level)
+
+	d.mu.Lock()
+	before := d.forwarder
+	d.cfg, d.forwarder = cfg, forwarder
+	var leaving []*resolver.Endpoint
+	for _, addr := range removed {
+		leaving = append(leaving, d.endpoints[addr])
+		delete(d.endpoints, addr)
+		d.conditions.notReady("listen "+addr.String(), "")
+	}
+	for addr, ep := range opened {
+		d.endpoints[addr] = ep
+		err = errors.Join(err, d.resolver.Serve(ep))
+		d.log.Info("serving", "address", ep.Addr.String(), "readers", len(ep.UDP))
+	}
+	d.mu.Unlock()
+	select {
+	case d.relisten <- struct{}{}:
+	default:
+	}
+	// Flights under way end with the forwarder that they began with.
+	d.background.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+		defer cancel()
+		for _, ep := range leaving {
+			if err := d.resolver.Remove(ctx, ep); err != nil {
+				d.log.Warn("leaving an address", "error", err)
+			} else {
+				d.log.Info("no longer serving", "address", ep.Addr.String())
+			}
+		}
+		t := time.NewTimer(old.Timeouts.Total + time.Second)
+		defer t.Stop()
+		<-t.C
+		d.retire(before)
+	})
+	return err
+}
+
+// retire closes a forwarder and keeps its counts.
+func (d *daemon) retire(f *upstream.Forwarder) {
+	if err := f.Close(); err != nil {
+		d.log.Warn("closing an old forwarder", "error", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.retired = addUpstream(d.retired, f.Stats())
+}
+
+// diff returns what is only in the new list, and only in the old.
+func diff(old, new []netip.AddrPort) (added, removed []netip.AddrPort) {
+	for _, a := range new {
+		if !slices.Contains(old, a) {
+			added = append(added, a)
+		}
+	}
+	for _, a := range old {
+		if !slices.Contains(new, a) {
+			removed = append(removed, a)
+		}
+	}
+	return added, removed
+}
+
+// close answers what has been received and closes everything.
+func (d *daemon) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	defer cancel()
+	err := d.resolver.Shutdown(ctx)
+	d.background.Wait()
+	return errors.Join(err, d.upstream().Close())
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+)
+
+func healthCommand() command {
+	return command{
+		name:    "health",
+		summary: "ask the running daemon whether it works: exit 0, or 1 with the reasons",
+		example: "dnsguard health --ready",
+		setup: func(fs *flag.FlagSet) func(context.Context, *cli, []string) int {
+			ready := fs.Bool("ready", false, "whether it is ready, not only alive")
+			timeout := fs.Duration("timeout", time.Second, "how long it may take to answer")
+			_, load := configFlags(fs)
+			return func(ctx context.Context, c *cli, args []string) int {
+				if !noArgs(c, "health", args) {
+					return exitUsage
+				}
+				cfg, err := load()
+				if err != nil {
+					return c.fail("health", err)
+				}
+				page := "/healthz"
+				if *ready {
+					page = "/readyz"
+				}
+				ctx, cancel := context.WithTimeout(ctx, *timeout)
+				defer cancel()
+				body, err := askDaemon(ctx, cfg.Control, page)
+				if err != nil {
+					return c.fail("health", err)
+				}
+				fmt.Fprintln(c.out, body)
+				return exitOK
+			}
+		},
+	}
+}
+
+// errNoDaemon tells that nothing answers on the control socket.
+var errNoDaemon = errors.New("no running dnsguard answers on the control socket")
+
+// askDaemon gets a page from the running daemon over its control socket. A
+// status other than 200 is an error with the body's text.
+func askDaemon(ctx context.Context, control, page string) (string, error) {
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", control)
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://dnsguard"+page, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", fmt.Errorf("%w %s: %w", errNoDaemon, control, errors.Unwrap(err))
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
+	if err != nil {
+		return "", fmt.Errorf("read from %s: %w", control, err)
+	}
+	text := strings.TrimSpace(string(body))
+	if resp.StatusCode != http.StatusOK {
+		return "", errors.New(text)
+	}
+	return text, nil
+}

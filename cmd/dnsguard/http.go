@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// handler serves the daemon's pages. With private, /statusz and profiling too
+// are served to everyone who can connect: on the control socket file
+// permissions decide who that is. Without, only to loopback: on a host network
+// the port is everybody's.
+func (d *daemon) handler(private bool) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET /readyz", d.readyz)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(d.registry, promhttp.HandlerOpts{
+		Registry: d.registry, MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn),
+	}))
+	guard := loopbackOnly
+	if private {
+		guard = func(h http.HandlerFunc) http.HandlerFunc { return h }
+	}
+	mux.HandleFunc("GET /statusz", guard(d.statusz))
+	mux.HandleFunc("GET /debug/pprof/", guard(pprof.Index))
+	mux.HandleFunc("GET /debug/pprof/cmdline", guard(pprof.Cmdline))
+	mux.HandleFunc("GET /debug/pprof/profile", guard(pprof.Profile))
+	mux.HandleFunc("GET /debug/pprof/symbol", guard(pprof.Symbol))
+	mux.HandleFunc("GET /debug/pprof/trace", guard(pprof.Trace))
+	return mux
+}
+
+func loopbackOnly(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		peer, err := netip.ParseAddrPort(r.RemoteAddr)
+		if err != nil || !peer.Addr().Unmap().IsLoopback() {
+			http.Error(w, "only from loopback or over the control socket", http.StatusForbidden)
+			return
+		}
+		h(w, r)
+	}
+}
+
+// readyz answers 200 with the warnings, or 503 with the reasons, one a line.
+func (d *daemon) readyz(w http.ResponseWriter, _ *http.Request) {
+	reasons, warnings := d.conditions.get()
+	if len(reasons) > 0 {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintln(w, strings.Join(reasons, "\n"))
+	} else {
+		fmt.Fprintln(w, "ok")
+	}
+	for _, text := range warnings {
+		fmt.Fprintln(w, "warning:", text)
+	}
+}
+
+// statusz answers with the status for a person, or as JSON.
+func (d *daemon) statusz(w http.ResponseWriter, r *http.Request) {
+	s := d.status()
+	if strings.Contains(r.Header.Get("Accept"), "application/json") {
+		w.Header().Set("Content-Type", "application/json")
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		_ = e.Encode(s) // the client went
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	s.write(w)
+}
+
+// listenHTTP opens the TCP socket of the pages, none for an empty address.
+func listenHTTP(ctx context.Context, addr string) (net.Listener, error) {
+	if addr == "" {
+		return nil, nil
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("http: %w; choose another address with http (--http=ADDRESS:PORT, empty for none)", err)
+	}
+	return l, nil
+}
+
+// errTaken tells that another process answers on the control socket.
+var errTaken = errors.New("another process answers there")
+
+// listenControl opens the control socket. A socket file that a dead process
+// left behind is replaced.
+func listenControl(ctx context.Context, path string) (net.Listener, error) {
+	if path == "" {
+		return nil, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // the socket itself is private
+		return nil, fmt.Errorf("control: %w", err)
+	}
+	if fi, err := os.Lstat(path); err == nil {
+		if fi.Mode()&fs.ModeSocket == 0 {
+			return nil, fmt.Errorf("control: %s exists and is no socket", path)
+		}
+		var dial net.Dialer
+		if c, err := dial.DialContext(ctx, "unix", path); err == nil {
+			_ = c.Close()
+			return nil, fmt.Errorf("control: %s: %w", path, errTaken)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("control: %w", err)
+		}
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("control: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("control: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// serveHTTP serves the pages on l until the returned function is called.
+func (d *daemon) serveHTTP(l net.Listener, private bool) (stop func()) {
+	if l == nil {
+		return func() {}
+	}
+	s := &http.Server{
+		Handler:           d.handler(private),
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			d.log.Error("http server ended", "address", l.Addr().String(), "error", err)
+		}
+	}()
+	return func() {
+		_ = s.Close()
+		<-done
+	}
+}

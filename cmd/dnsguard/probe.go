@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
+	"github.com/dnsguard/dnsguard/resolver/upstream"
+)
+
+// How the daemon watches itself.
+const (
+	probeInterval = 5 * time.Second
+	probeTimeout  = time.Second
+	// firstAnswerRetry is how soon the upstreams are asked again before
+	// the first of them has answered.
+	firstAnswerRetry = time.Second
+)
+
+// probeName is the qname of our own probes. ".invalid" never exists (RFC 6761
+// section 6.4); the question for ANY is answered without an upstream.
+var probeName = []byte("\x08dnsguard\x07invalid\x00") //nolint:gochecknoglobals // a constant
+
+// probeEndpoints asks every endpoint a question over UDP, as a client would,
+// and keeps the conditions, until ctx ends.
+func (d *daemon) probeEndpoints(ctx context.Context) {
+	ticker := time.NewTicker(probeInterval)
+	defer ticker.Stop()
+	for {
+		for _, addr := range d.listening() {
+			text := ""
+			if err := probe(ctx, addr); err != nil && ctx.Err() == nil {
+				text = err.Error()
+			}
+			d.conditions.notReady("listen "+addr.String(), text)
+		}
+		select {
+		case <-ticker.C:
+		case <-d.relisten: // the endpoints changed
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// probe asks one address.
+func probe(ctx context.Context, addr netip.AddrPort) error {
+	switch {
+	case addr.Addr() == netip.IPv4Unspecified():
+		addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), addr.Port())
+	case addr.Addr() == netip.IPv6Unspecified():
+		addr = netip.AddrPortFrom(netip.IPv6Loopback(), addr.Port())
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "udp", addr.String())
+	if err != nil {
+		return fmt.Errorf("ask it: %w", err)
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	_ = conn.SetDeadline(deadline)
+	var id [2]byte
+	_, _ = rand.Read(id[:]) // never fails
+	query := dnswire.AppendQuery(nil, binary.BigEndian.Uint16(id[:]), dnswire.FlagRD, probeName, dnswire.TypeANY, dnswire.ClassIN, nil)
+	if _, err := conn.Write(query); err != nil {
+		return fmt.Errorf("ask it: %w", err)
+	}
+	buf := make([]byte, dnswire.MinUDPSize)
+	for {
+		n, err := conn.Read(buf)
+		if err != nil {
+			return fmt.Errorf("no answer to our own query: %w", err)
+		}
+		if n >= dnswire.HeaderLen && [2]byte(buf[:2]) == id {
+			return nil
+		}
+	}
+}
+
+// awaitUpstream asks the upstreams until one has answered: before, queries are
+// better off elsewhere. Any answer will do, an error too.
+func (d *daemon) awaitUpstream(ctx context.Context) {
+	const key = "upstream"
+	d.conditions.notReady(key, "none has answered yet")
+	for {
+		root := upstream.Question{Name: []byte{0}, Type: dnswire.TypeNS, Class: dnswire.ClassIN}
+		_, err := d.upstream().Exchange(ctx, root)
+		if err == nil {
+			d.conditions.notReady(key, "")
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		d.conditions.notReady(key, "none has answered yet: "+err.Error())
+		select {
+		case <-time.After(firstAnswerRetry):
+		case <-ctx.Done():
+			return
+		}
+	}
+}

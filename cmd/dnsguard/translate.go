@@ -1,0 +1,156 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+
+	"github.com/dnsguard/dnsguard/internal/config"
+	"github.com/dnsguard/dnsguard/resolver"
+	"github.com/dnsguard/dnsguard/resolver/cache"
+	"github.com/dnsguard/dnsguard/resolver/upstream"
+)
+
+// The configuration in the words of each package.
+
+// maxReaders bounds the sockets of one address where limits.readers leaves it
+// to us: four readers take over 600,000 queries a second, more than a node has.
+const maxReaders = 4
+
+// receiveBuffers is the kernel memory of all UDP receive buffers together. It
+// counts against the pod's memory limit. A socket has no use for more than 4
+// MiB: 5,000 small datagrams, or 25 ms of a reader's work.
+const (
+	receiveBuffers   = 16 << 20
+	maxReceiveBuffer = 4 << 20
+)
+
+func readers(cfg *config.Config) int {
+	if cfg.Limits.Readers > 0 {
+		return cfg.Limits.Readers
+	}
+	return min(runtime.GOMAXPROCS(0), maxReaders)
+}
+
+func listenOptions(cfg *config.Config) resolver.ListenOptions {
+	n := readers(cfg)
+	return resolver.ListenOptions{
+		Readers:       n,
+		ReceiveBuffer: min(receiveBuffers/(n*max(1, len(cfg.Listen))), maxReceiveBuffer),
+	}
+}
+
+func resolverSettings(cfg *config.Config) resolver.Settings {
+	return resolver.Settings{
+		Limits: resolver.Limits{
+			InFlight: cfg.Limits.InFlight, InFlightPerClient: cfg.Limits.InFlightPerClient,
+			Conns: cfg.Limits.TCPConnections, ConnsPerClient: cfg.Limits.TCPConnectionsPerClient,
+		},
+		StaleAfter: cfg.Timeouts.Stale,
+		Total:      cfg.Timeouts.Total,
+		Prefetch:   cfg.Cache.Prefetch,
+	}
+}
+
+func cacheConfig(cfg *config.Config) cache.Config {
+	c := cache.Config{Size: int64(cfg.Cache.Size)}
+	for _, z := range cfg.Cache.Zones {
+		c.Zones = append(c.Zones, cache.Zone{Name: z.Name, Positive: z.Positive, Negative: z.Negative, Stale: z.Stale})
+	}
+	return c
+}
+
+func upstreamConfig(cfg *config.Config) (upstream.Config, error) {
+	u := upstream.Config{
+		Timeouts: upstream.Timeouts{Hedge: cfg.Timeouts.Hedge, Retry: cfg.Timeouts.Retry, Total: cfg.Timeouts.Total},
+		Budget:   upstream.Budget{Hedge: cfg.Budget.Hedge, Retry: cfg.Budget.Retry},
+		Self:     isSelf(cfg.Listen),
+	}
+	for _, up := range cfg.Upstreams {
+		r := upstream.Route{Zones: up.Zones}
+		switch up.Protocol {
+		case config.ProtocolUDP:
+			r.Protocol = upstream.UDPOnly
+		case config.ProtocolTCP:
+			r.Protocol = upstream.TCPOnly
+		}
+		for _, s := range up.Servers {
+			server := upstream.Server{Addr: s.Addr, File: s.File}
+			if s.Service {
+				addr, err := serviceAddr(cfg.Kubernetes.DNSService)
+				if err != nil {
+					return u, err
+				}
+				server.Addr = addr
+			}
+			r.Servers = append(r.Servers, server)
+		}
+		u.Routes = append(u.Routes, r)
+	}
+	return u, nil
+}
+
+// serviceAddr returns the address of the cluster's DNS Service, from the
+// variable that kubelet sets in every pod of the Service's namespace.
+func serviceAddr(name config.ServiceName) (netip.AddrPort, error) {
+	env := strings.ToUpper(strings.ReplaceAll(name.Name, "-", "_")) + "_SERVICE_HOST"
+	addr, err := netip.ParseAddr(os.Getenv(env))
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("upstreams: the address of the Service %v is not known: the environment has no %s; run in its namespace, or name the servers' addresses", name, env)
+	}
+	return netip.AddrPortFrom(addr, 53), nil
+}
+
+// isSelf returns what tells our own addresses from others': forwarding to them
+// would loop.
+func isSelf(listen []netip.AddrPort) func(netip.AddrPort) bool {
+	return func(server netip.AddrPort) bool {
+		for _, l := range listen {
+			switch {
+			case l == server:
+				return true
+			case l.Port() == server.Port() && l.Addr().IsUnspecified() && isLocal(server.Addr()):
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// isLocal reports whether an interface of this machine has the address.
+func isLocal(a netip.Addr) bool {
+	if a.IsLoopback() || a.IsUnspecified() {
+		return true
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return false
+	}
+	for _, i := range addrs {
+		if p, err := netip.ParsePrefix(i.String()); err == nil && p.Addr().Unmap() == a.Unmap() {
+			return true
+		}
+	}
+	return false
+}
+
+// changedAtRestart names the keys in which the configurations differ and that
+// a running process does not change.
+func changedAtRestart(old, new *config.Config) error {
+	var errs []error
+	for key, differs := range map[string]bool{
+		"control":    old.Control != new.Control,
+		"http":       old.HTTP != new.HTTP,
+		"kubernetes": old.Kubernetes != new.Kubernetes,
+		"log.format": old.Log.Format != new.Log.Format,
+	} {
+		if differs {
+			errs = append(errs, errors.New(key))
+		}
+	}
+	return errors.Join(errs...)
+}
