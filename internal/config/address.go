@@ -42,6 +42,9 @@ func parseServer(text string) (Server, string) {
 		return Server{File: file}, wrong
 	}
 	addr, wrong := parseAddrPort(text)
+	if wrong == "" && addr.Addr().IsUnspecified() {
+		return Server{}, "is the unspecified address"
+	}
 	return Server{Addr: addr}, wrong
 }
 
@@ -60,10 +63,6 @@ func parseAddrPort(text string) (netip.AddrPort, string) {
 	switch {
 	case addrPort.Port() == 0:
 		return netip.AddrPort{}, "has a port outside 1 to 65535"
-	case addr.IsUnspecified():
-		// Also as a listen address: an answer from such a socket may leave with
-		// another address than the one that was asked.
-		return netip.AddrPort{}, "is the unspecified address"
 	case addr.IsMulticast():
 		return netip.AddrPort{}, "is a multicast address"
 	}

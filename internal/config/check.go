@@ -75,6 +75,10 @@ func (d *decoder) checkListen(c *Config) {
 				d.refuse(fmt.Sprintf("is %v, but pods send to port 53 and so no query would be intercepted", a),
 					"port 53, or intercept.mode none", at, "intercept.mode")
 			}
+			if a.Addr().IsUnspecified() {
+				d.refuse(fmt.Sprintf("is %v: what is intercepted are single addresses", a),
+					"one address, or intercept.mode none", at, "intercept.mode")
+			}
 			if a.Addr().Zone() != "" {
 				d.refuse(fmt.Sprintf("is %v: an intercepted address is on no interface", a),
 					"an address without %, or intercept.mode none", at, "intercept.mode")
@@ -96,7 +100,7 @@ func overlaps(http string, a netip.AddrPort) bool {
 		return false
 	}
 	addr, err := netip.ParseAddr(host)
-	return err != nil || addr.IsUnspecified() || addr.Unmap() == a.Addr()
+	return err != nil || addr.IsUnspecified() || a.Addr().IsUnspecified() || addr.Unmap() == a.Addr()
 }
 
 func (d *decoder) checkUpstreams(c *Config) {

@@ -217,5 +217,5 @@ func server(at *Server) value {
 }
 
 func address(at *netip.AddrPort) value {
-	return stringer(at, parseAddrPort, "IP[:port] of one address, such as 169.254.20.10, 127.0.0.1:5353 or [fd53:dd:20::10]:53", tagText)
+	return stringer(at, parseAddrPort, "IP[:port], such as 169.254.20.10, 127.0.0.1:5353 or [fd53:dd:20::10]:53", tagText)
 }
