@@ -25,7 +25,7 @@ func probe() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	if err := l.DNS.SetEndpoints(netip.AddrPortFrom(host(podNet4, firstPod), dnsPort)); err != nil {
+	if err := l.DNS.SetEndpoints(netip.AddrPortFrom(l.Node.IP4, dnsPort)); err != nil {
 		return err
 	}
 	_, err = l.Node.Flows()

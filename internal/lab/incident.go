@@ -28,7 +28,7 @@ const (
 
 // incidentListen is the address of the resolver on the node, the usual one of
 // node-local caches.
-var incidentListen = netip.MustParseAddr("169.254.20.10")
+const incidentListen = "169.254.20.10"
 
 // incidentName is a Service name that nobody has asked for before.
 func incidentName(client string) func(int) string {
@@ -45,6 +45,7 @@ type half struct {
 	victim string         // name of the DNS pod to kill; empty: the one that serves the pinned client
 
 	pinned, fresh Timeline
+	reached       int // questions that DNS pods got from the clients, or on their behalf
 }
 
 // runIncident plays the outage without dnsguard and with it.
@@ -94,12 +95,13 @@ func playHalf(ctx context.Context, s *story, name, victim, exe string) (h *half,
 	}
 	s.chapter(name)
 	if exe != "" {
-		d, err := startDaemon(ctx, exe, l, incidentListen, h.envoy, incidentName("start")(0))
+		listen := netip.MustParseAddr(incidentListen)
+		d, err := startDaemon(ctx, exe, l, listen, h.envoy, incidentName("start")(0))
 		if err != nil {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, d.stop()) }()
-		h.server = netip.AddrPortFrom(incidentListen, dnsPort)
+		h.server = netip.AddrPortFrom(listen, dnsPort)
 		s.at(plain, "dnsguard", "runs on the node and answers on %v", h.server)
 		s.start = time.Now()
 	}
@@ -127,8 +129,8 @@ func (h *half) play(ctx context.Context) error {
 	clients.Go(func() { h.pinned = pinned.Run(asking) })
 	clients.Go(func() { h.fresh = fresh.Run(asking) })
 	defer func() { stop(); clients.Wait() }()
-	h.story.at(plain, "envoy", "asks every %v from one port for ever (%d); others ask from a new port each time",
-		incidentInterval, pinned.Local.Port())
+	h.story.at(plain, "envoy", "asks every %.2f s from one port for ever (%d); others ask from a new port each time",
+		incidentInterval.Seconds(), pinned.Local.Port())
 
 	if err := h.events(ctx, pinned.Local, &tally); err != nil {
 		return err
@@ -185,13 +187,10 @@ func (h *half) kill(client netip.AddrPort) error {
 		return errors.New("no DNS pod serves the client")
 	}
 	dead := h.dns[i]
-	if err := dead.Kill(); err != nil {
-		return err
-	}
+	h.story.at(event, dead.Name, "killed: its process and its network are gone (%v)", dead.IP4)
 	h.victim = dead.Name
 	h.dns = slices.Delete(slices.Clone(h.dns), i, i+1)
-	h.story.at(event, dead.Name, "killed: its process and its network are gone (%v)", dead.IP4)
-	return nil
+	return dead.Kill()
 }
 
 // evidence shows the kernel's flow that keeps the client at the dead pod.
@@ -200,21 +199,23 @@ func (h *half) evidence(client netip.AddrPort) error {
 	if err != nil || !ok || f.Endpoint.Addr() == h.dns[0].IP4 {
 		return err
 	}
-	h.story.at(bad, "conntrack", "%v -> %v still leads to %v; each query renews it (%v left)",
-		f.Client, f.Frontend, f.Endpoint, f.Timeout)
+	h.story.at(bad, "conntrack", "%v -> %v still leads to %v; each query renews it (%.0f s left)",
+		f.Client, f.Frontend, f.Endpoint, f.Timeout.Seconds())
 	return nil
 }
 
-// checkOrigin makes sure that every answer was a DNS pod's, as the story says.
+// checkOrigin makes sure that every answer was a DNS pod's, as the story says,
+// and counts what the pods were asked.
 func (h *half) checkOrigin() error {
-	asked := make(map[string]bool)
+	asked := make(map[string]int)
 	for _, d := range h.lab.dns {
-		for q := range d.Server.Counts() {
-			asked[q.Name] = true
+		for q, n := range d.Server.Counts() {
+			asked[q.Name] += n
 		}
 	}
 	for _, o := range slices.Concat(h.pinned, h.fresh) {
-		if o.Err == nil && !asked[o.Name] {
+		h.reached += asked[o.Name]
+		if o.Err == nil && asked[o.Name] == 0 {
 			return fmt.Errorf("%s was answered, but no DNS pod was asked for it", o.Name)
 		}
 	}
@@ -287,10 +288,13 @@ func summarise(s *story, without, with *half) {
 		row("  answered", count(Timeline.Answered)),
 		row("  failed", count(Timeline.Failed)),
 		row("  longest outage", func(h *half) string { return outage(h.pinned) }),
-		row("  slowest answer", func(h *half) string { return h.pinned.Slowest().Round(100 * time.Microsecond).String() }),
+		row("  slowest answer", func(h *half) string {
+			return fmt.Sprintf("%.1f ms", float64(h.pinned.Slowest())/float64(time.Millisecond))
+		}),
 		row("new source ports: answered", func(h *half) string {
 			return fmt.Sprintf("%d of %d", h.fresh.Answered(), len(h.fresh))
 		}),
+		row("questions that reached a DNS pod", func(h *half) string { return fmt.Sprint(h.reached) }),
 	})
 }
 
@@ -310,6 +314,9 @@ func outage(t Timeline) string {
 func judge(without, with *half) error {
 	if _, over := without.pinned.LongestOutage(); over {
 		return fmt.Errorf("without dnsguard the outage did not show: %d of %d queries failed", without.pinned.Failed(), len(without.pinned))
+	}
+	if len(with.pinned) == 0 || len(with.fresh) == 0 {
+		return errors.New("with dnsguard nothing was asked")
 	}
 	if failed := with.pinned.Failed() + with.fresh.Failed(); failed > 0 {
 		return fmt.Errorf("with dnsguard %d queries failed", failed)

@@ -57,11 +57,11 @@ func New() (l *Lab, err error) {
 	if err != nil {
 		return l, err
 	}
-	l.Node = &Node{Namespace: ns, IP4: host(nodeNet4, nodeHost), Proxy: NewProxy(ns)}
-	frontends := []netip.AddrPort{netip.AddrPortFrom(dnsVIP4, dnsPort)}
+	l.Node = &Node{Namespace: ns, Proxy: NewProxy(ns)}
+	l.Node.IP4, l.Node.IP6 = l.addresses(nodeNet4, nodeNet6, nodeHost)
+	frontends := []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(dnsVIP4), dnsPort)}
 	if l.IPv6 {
-		l.Node.IP6 = host(nodeNet6, nodeHost)
-		frontends = append(frontends, netip.AddrPortFrom(dnsVIP6, dnsPort))
+		frontends = append(frontends, netip.AddrPortFrom(netip.MustParseAddr(dnsVIP6), dnsPort))
 	}
 	if err = l.connectGateway(); err != nil {
 		return l, err
@@ -70,12 +70,23 @@ func New() (l *Lab, err error) {
 	return l, err
 }
 
-// networks returns the two networks of the given families that this kernel has.
-func (l *Lab) networks(v4, v6 netip.Prefix) []netip.Prefix {
+// networks returns those of the two networks whose family this kernel has.
+func (l *Lab) networks(v4, v6 string) []netip.Prefix {
+	nets := []netip.Prefix{netip.MustParsePrefix(v4)}
 	if l.IPv6 {
-		return []netip.Prefix{v4, v6}
+		nets = append(nets, netip.MustParsePrefix(v6))
 	}
-	return []netip.Prefix{v4}
+	return nets
+}
+
+// addresses returns the addresses with a host number in the two networks; the
+// second is the zero Addr without IPv6.
+func (l *Lab) addresses(v4, v6 string, number byte) (ip4, ip6 netip.Addr) {
+	both := hosts(l.networks(v4, v6), number)
+	if len(both) > 1 {
+		ip6 = both[1]
+	}
+	return both[0], ip6
 }
 
 // connectGateway makes the gateway the node's default route. It swallows what

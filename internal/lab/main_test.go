@@ -15,12 +15,8 @@ import (
 	"github.com/dnsguard/dnsguard/internal/lab"
 )
 
-// roleEnv makes the test binary, started as a child, play a role instead of
-// running tests.
-const roleEnv = "DNSGUARD_LAB_TEST_ROLE"
-
 func TestMain(m *testing.M) {
-	role := os.Getenv(roleEnv)
+	role := os.Getenv(lab.RoleEnv)
 	if role == "" {
 		os.Exit(m.Run())
 	}
@@ -98,7 +94,7 @@ func startRole(ns *lab.Namespace, role string, files map[string][]byte) (*lab.Pr
 	}
 	out, in := io.Pipe()
 	p, err := ns.Start(lab.Command{
-		Path: exe, Env: append(os.Environ(), roleEnv+"="+role), Stdout: in, Stderr: os.Stderr, Files: files,
+		Path: exe, Env: append(os.Environ(), lab.RoleEnv+"="+role), Stdout: in, Stderr: os.Stderr, Files: files,
 	})
 	if err != nil {
 		return nil, r, err

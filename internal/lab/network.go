@@ -12,13 +12,13 @@ import (
 )
 
 // The address plan: a kubeadm cluster's usual ranges, and a twin for IPv6.
-var (
-	nodeNet4 = netip.MustParsePrefix("172.30.0.0/24")
-	nodeNet6 = netip.MustParsePrefix("fd00:172:30::/64")
-	podNet4  = netip.MustParsePrefix("10.244.0.0/24")
-	podNet6  = netip.MustParsePrefix("fd00:10:244::/64")
-	dnsVIP4  = netip.MustParseAddr("10.96.0.10")
-	dnsVIP6  = netip.MustParseAddr("fd00:10:96::a")
+const (
+	nodeNet4 = "172.30.0.0/24"
+	nodeNet6 = "fd00:172:30::/64"
+	podNet4  = "10.244.0.0/24"
+	podNet6  = "fd00:10:244::/64"
+	dnsVIP4  = "10.96.0.10"
+	dnsVIP6  = "fd00:10:96::a"
 )
 
 // Host numbers in the networks above.

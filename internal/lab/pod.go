@@ -27,10 +27,8 @@ type Pod struct {
 
 // newPod makes the pod with the given host number.
 func newPod(l *Lab, name string, number byte) (p *Pod, err error) {
-	p = &Pod{Name: name, IP4: host(podNet4, number), lab: l, veth: fmt.Sprintf("veth%d", number)}
-	if l.IPv6 {
-		p.IP6 = host(podNet6, number)
-	}
+	p = &Pod{Name: name, lab: l, veth: fmt.Sprintf("veth%d", number)}
+	p.IP4, p.IP6 = l.addresses(podNet4, podNet6, number)
 	if p.Namespace, err = NewNamespace(name); err != nil {
 		return nil, err
 	}

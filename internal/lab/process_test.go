@@ -104,7 +104,7 @@ func TestProcessErrors(t *testing.T) {
 	if _, err := n.Start(lab.Command{Path: "/nonexistent"}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("start of a missing program: %v", err)
 	}
-	p, err := n.Start(lab.Command{Path: "/proc/self/exe", Env: []string{roleEnv + "=exit"}})
+	p, err := n.Start(lab.Command{Path: "/proc/self/exe", Env: []string{lab.RoleEnv + "=exit"}})
 	if err != nil {
 		t.Fatal(err)
 	}

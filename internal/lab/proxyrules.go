@@ -69,7 +69,7 @@ func (w *tableWriter) chain(name string) *nftables.Chain {
 // hook adds a base chain that jumps to another.
 func (w *tableWriter) hook(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority nftables.ChainPriority, to *nftables.Chain) {
 	base := w.conn.AddChain(&nftables.Chain{
-		Name: name, Table: w.table, Type: kind, Hooknum: hook, Priority: nftables.ChainPriorityRef(priority),
+		Name: name, Table: w.table, Type: kind, Hooknum: hook, Priority: new(priority),
 	})
 	w.rule(base, verdict(expr.VerdictJump, to.Name))
 }

@@ -45,7 +45,7 @@ func (s *story) say(format string, args ...any) {
 
 // at writes a line of the timeline.
 func (s *story) at(t tone, who, format string, args ...any) {
-	line := fmt.Sprintf("t=+%-5s %-11s %s", fmt.Sprintf("%.1f s", time.Since(s.start).Seconds()), who, fmt.Sprintf(format, args...))
+	line := fmt.Sprintf("t=+%-6s %-11s %s", fmt.Sprintf("%.1f s", time.Since(s.start).Seconds()), who, fmt.Sprintf(format, args...))
 	_, _ = fmt.Fprintf(s.out, "  %s\n", s.paint(t, line))
 }
 

@@ -89,10 +89,10 @@ func (z *Zone) answer(m *dns.Msg, q dns.Question) {
 		var alias *dns.CNAME
 		found := false
 		for _, rr := range records {
-			switch h := rr.Header(); {
-			case h.Rrtype == q.Qtype:
+			switch rr.Header().Rrtype {
+			case q.Qtype:
 				m.Answer, found = append(m.Answer, rr), true
-			case h.Rrtype == dns.TypeCNAME:
+			case dns.TypeCNAME:
 				alias = rr.(*dns.CNAME)
 			}
 		}
