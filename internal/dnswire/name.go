@@ -113,10 +113,10 @@ func nameEnd(msg []byte, off int) (int, error) {
 				end = off + 2
 			}
 			to := (c&0x3f)<<8 | int(msg[off+1])
-			if pointers++; to >= start || to < HeaderLen || pointers > maxPointers {
+			if pointers++; to < HeaderLen || pointers > maxPointers {
 				return 0, errName
 			}
-			off, start, limit = to, to, start
+			off, start, limit = to, to, start // not before limit: the loop ends
 		default:
 			return 0, errName
 		}

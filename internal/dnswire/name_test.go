@@ -164,7 +164,8 @@ func TestNameEnd(t *testing.T) {
 		{"pointer into its own label", "\x03w\x00w\xc0\x0e", 12, 0, ""},
 		{"pointer to labels that go on with the pointer", "\x03www\xc0\x0c", 16, 0, ""},
 		{"pointer to a label that covers the pointer", "\x05www\xc0\x0c\x00", 16, 0, ""},
-		{"pointer to a name whose pointer is cut by it", "\x01x\xc0\xc0\x0c", 15, 0, ""},
+		{"pointer to a pointer whose second octet is the name's first", "\x00\x01x\xc0\x0c" + strings.Repeat("x", 12) + "\xc0\x0d", 16, 0, ""},
+		{"pointer to a pointer into its own label", "\x03w\x00w\xc0\x0e\xc0\x0c", 18, 0, ""},
 		{"forward pointer", "\xc0\x0e\x00", 12, 0, ""},
 		{"forward pointer behind a label", "\x03www\xc0\x12\x00", 12, 0, ""},
 		{"pointer into the header", "\x00\xc0\x0b", 13, 0, ""},
@@ -257,6 +258,13 @@ func TestNameEqual(t *testing.T) {
 		{"root and another", 19, 16, false},
 		{"two roots", 19, 31, true},
 	}
+	t.Run("127 labels", func(t *testing.T) {
+		one := strings.Repeat("\x01a", 127) + "\x00"
+		msg := exact(append(make([]byte, HeaderLen), one+strings.ToUpper(one)...))
+		if !NameEqual(msg, HeaderLen, HeaderLen+len(one)) {
+			t.Error("not equal")
+		}
+	})
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := NameEqual(msg, tt.a, tt.b); got != tt.want {

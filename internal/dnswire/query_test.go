@@ -70,7 +70,6 @@ func TestParseQuery(t *testing.T) {
 		{"an answer to NOTIFY", append(header(FlagQR|4<<11, 1, 0, 0, 0), qA...), Drop, flags(FlagQR | 4<<11)},
 		{"IQUERY", append(header(1<<11, 0, 1, 0, 0), rrA...), NotImp, flags(1 << 11)},
 		{"STATUS", header(2<<11, 0, 0, 0, 0), NotImp, flags(2 << 11)},
-		{"opcode 3", header(3<<11, 0, 0, 0, 0), NotImp, flags(3 << 11)},
 		{"NOTIFY", append(header(4<<11|FlagAA, 1, 0, 0, 0), qA...), NotImp, flags(4<<11 | FlagAA)},
 		{"UPDATE", append(header(5<<11, 1, 0, 1, 0), qA...), NotImp, flags(5 << 11)},
 		{"DSO", header(6<<11, 0, 0, 0, 0), NotImp, flags(6 << 11)},
@@ -175,6 +174,13 @@ func TestParseQuery(t *testing.T) {
 		{"record name malformed", query(1, qA, "\xc0\xff", opt[1:]), FormErr, base},
 		{"record header cut short", query(1, qA, opt[:10]), FormErr, base},
 		{"RDATA cut short", query(1, qA, optV0, uint16(1)), FormErr, base},
+	}
+	for opcode := range uint16(16) {
+		tt := test{fmt.Sprintf("opcode %d", opcode), append(header(opcode<<11, 1, 0, 0, 0), qA...), NotImp, flags(opcode << 11)}
+		if opcode == 0 {
+			tt.want, tt.q = Accept, with(func(q *Query) { q.Flags = 0 })
+		}
+		tests = append(tests, tt)
 	}
 	for n := range 43 {
 		tt := test{

@@ -71,6 +71,7 @@ func TestParseResponseVerdicts(t *testing.T) {
 		{"11 octets", header(fQR, 1, 0, 0, 0)[:11], errShort, nil},
 		{"a query", append(header(FlagRD, 1, 0, 0, 0), qA...), errNotResponse, nil},
 		{"opcode NOTIFY", append(header(fQR|4<<11, 1, 0, 0, 0), qA...), errNotResponse, nil},
+		{"opcode 8", append(header(fQR|8<<11, 1, 0, 0, 0), qA...), errNotResponse, nil},
 
 		// Question.
 		{"QDCOUNT 0, NOERROR", header(fQR, 0, 0, 0, 0), errQuestion, nil},
