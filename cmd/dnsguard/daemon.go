@@ -41,7 +41,8 @@ type daemon struct {
 	mu        sync.Mutex
 	cfg       *config.Config
 	forwarder *upstream.Forwarder
-	retired   upstream.Stats // of forwarders that reloads have replaced
+	leaving   []*upstream.Forwarder // replaced by reloads, but flights are still out
+	retired   upstream.Stats        // of those that are closed
 	endpoints map[netip.AddrPort]*resolver.Endpoint
 	reloads   map[string]uint64 // by result
 }
@@ -222,7 +223,7 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 
 	d.mu.Lock()
 	before := d.forwarder
-	d.cfg, d.forwarder = cfg, forwarder
+	d.cfg, d.forwarder, d.leaving = cfg, forwarder, append(d.leaving, before)
 	var leaving []*resolver.Endpoint
 	for _, addr := range removed {
 		leaving = append(leaving, d.endpoints[addr])
@@ -265,6 +266,7 @@ func (d *daemon) retire(f *upstream.Forwarder) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.leaving = slices.DeleteFunc(d.leaving, func(l *upstream.Forwarder) bool { return l == f })
 	d.retired = addUpstream(d.retired, f.Stats())
 }
 

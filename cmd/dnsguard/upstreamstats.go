@@ -2,6 +2,7 @@ package main
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -12,9 +13,13 @@ import (
 // one in use, and of those that reloads have replaced.
 func (d *daemon) upstreamStats() upstream.Stats {
 	d.mu.Lock()
-	f, retired := d.forwarder, d.retired
+	f, leaving, s := d.forwarder, slices.Clone(d.leaving), d.retired
+	s.Paths = slices.Clone(s.Paths)
 	d.mu.Unlock()
-	return addUpstream(f.Stats(), retired)
+	for _, l := range leaving {
+		s = addUpstream(s, l.Stats())
+	}
+	return addUpstream(f.Stats(), s)
 }
 
 // addUpstream adds the counters of old to s, whose gauges stay.

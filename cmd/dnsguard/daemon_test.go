@@ -1,0 +1,397 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/dnsguard/dnsguard/internal/config"
+)
+
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// freePort returns an address on loopback that nothing listens on.
+func freePort(t *testing.T) netip.AddrPort {
+	t.Helper()
+	l, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+// startUpstream serves one address record for every name.
+func startUpstream(t *testing.T, address string) netip.AddrPort {
+	t.Helper()
+	pc, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &dns.Server{PacketConn: pc, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		m := new(dns.Msg)
+		m.SetReply(q)
+		rr, err := dns.NewRR(fmt.Sprintf("%s 60 IN A %s", q.Question[0].Name, address))
+		if err != nil {
+			t.Error(err)
+		}
+		m.Answer = []dns.RR{rr}
+		_ = w.WriteMsg(m)
+	})}
+	done := make(chan error)
+	go func() { done <- s.ActivateAndServe() }()
+	t.Cleanup(func() {
+		_ = s.Shutdown()
+		<-done
+	})
+	return pc.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+// lines collects what a daemon logs.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// running is a daemon under test.
+type running struct {
+	t       *testing.T
+	log     *lines
+	file    string
+	control string
+	listen  netip.AddrPort
+	http    string
+	end     context.CancelFunc
+	code    chan int
+}
+
+// start runs `dnsguard run` on a configuration file, in this process.
+func start(t *testing.T, upstream netip.AddrPort) *running {
+	t.Helper()
+	r := &running{
+		t: t, log: new(lines), listen: freePort(t), http: freePort(t).String(),
+		control: filepath.Join(t.TempDir(), "control.sock"), code: make(chan int, 1),
+	}
+	r.file = writeFile(t, "config.yaml", r.configuration(r.listen, upstream, ""))
+	ctx, cancel := context.WithCancel(context.Background())
+	r.end = cancel
+	go func() {
+		r.code <- dispatch(ctx, &cli{out: io.Discard, err: r.log}, []string{"run", "--config", r.file})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		r.exited()
+	})
+	r.eventually("ready", func() bool { body, err := r.page("/readyz"); return err == nil && body == "ok" })
+	return r
+}
+
+func (r *running) configuration(listen, upstream netip.AddrPort, more string) string {
+	return fmt.Sprintf("listen: [%v]\nhttp: %q\ncontrol: %s\nkubernetes: {source: none}\nupstreams: [{zones: [.], servers: [%v]}]\nlog: {format: text}\n%s", listen, r.http, r.control, upstream, more)
+}
+
+// rewrite replaces the configuration file as editors do.
+func (r *running) rewrite(text string) {
+	r.t.Helper()
+	next := r.file + ".new"
+	if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.Rename(next, r.file); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// exited ends the daemon, if it has not ended, and returns its exit code.
+func (r *running) exited() int {
+	r.end()
+	code := <-r.code
+	r.code <- code
+	return code
+}
+
+// eventually waits for what other processes would see at some time.
+func (r *running) eventually(what string, is func() bool) {
+	r.t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !is() {
+		select {
+		case code := <-r.code:
+			r.t.Fatalf("the daemon ended with code %d before it was %s:\n%s", code, what, r.log)
+		case <-time.After(10 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("not %s in 20 s:\n%s", what, r.log)
+		}
+	}
+}
+
+// page gets a page over the control socket.
+func (r *running) page(path string) (string, error) {
+	return askDaemon(r.t.Context(), r.control, path)
+}
+
+// lookup returns the address that the daemon gives for a name.
+func (r *running) lookup(network string, server netip.AddrPort, name string) string {
+	r.t.Helper()
+	q := new(dns.Msg)
+	q.SetQuestion(name, dns.TypeA)
+	m, _, err := (&dns.Client{Net: network, Timeout: 5 * time.Second}).Exchange(q, server.String())
+	if err != nil {
+		return err.Error()
+	}
+	if len(m.Answer) != 1 {
+		return dns.RcodeToString[m.Rcode]
+	}
+	return m.Answer[0].(*dns.A).A.String()
+}
+
+// TestRun is the life of a daemon: answers, pages, reloads good and bad, its
+// end.
+func TestRun(t *testing.T) {
+	first, second := startUpstream(t, "192.0.2.1"), startUpstream(t, "192.0.2.2")
+	r := start(t, first)
+	for _, network := range []string{"udp", "tcp"} {
+		if got := r.lookup(network, r.listen, "www.example.com."); got != "192.0.2.1" {
+			t.Errorf("%s: %s", network, got)
+		}
+	}
+
+	t.Run("health", func(t *testing.T) {
+		for _, args := range [][]string{{"health"}, {"health", "--ready"}} {
+			if code, out, err := dispatched(t, append(args, "--control", r.control)...); code != exitOK || out != "ok\n" {
+				t.Errorf("%v: code %d, %q, %q", args, code, out, err)
+			}
+		}
+	})
+
+	t.Run("statusz", func(t *testing.T) {
+		text, err := r.page("/statusz")
+		if err != nil || !strings.Contains(text, r.listen.String()) || !strings.Contains(text, first.String()) {
+			t.Errorf("%v:\n%s", err, text)
+		}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+r.http+"/statusz", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Accept", "application/json")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil || !regexp.MustCompile(`"udp": \d+`).Match(body) || resp.StatusCode != http.StatusOK {
+			t.Errorf("%v, %s:\n%s", err, resp.Status, body)
+		}
+	})
+
+	t.Run("metrics", func(t *testing.T) {
+		text, err := r.page("/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range contractMetrics() {
+			if !strings.Contains(text, "\n# TYPE dnsguard_"+name+" ") {
+				t.Errorf("no metric dnsguard_%s", name)
+			}
+		}
+		for _, sample := range []string{`dnsguard_queries_total{transport="tcp"} 1`, `dnsguard_cache_hits_total{kind="positive"} 1`, `dnsguard_config_reloads_total{result="failure"} 0`} {
+			if !strings.Contains(text, sample) {
+				t.Errorf("no sample %s", sample)
+			}
+		}
+		problems, err := testutil.CollectAndLint(&collector{r.daemon(t)})
+		for _, p := range problems {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+
+	t.Run("reload", func(t *testing.T) {
+		// Bad: it is refused whole, said, and the old one answers on.
+		r.rewrite(r.configuration(r.listen, second, "cache: {size: none}\n"))
+		r.eventually("warned", func() bool { body, _ := r.page("/readyz"); return strings.Contains(body, "cache.size") })
+		if body, err := r.page("/readyz"); err != nil || !strings.HasPrefix(body, "ok\n") {
+			t.Errorf("a refused configuration made it unready: %q, %v", body, err)
+		}
+		if got := r.lookup("udp", r.listen, "bad.example.com."); got != "192.0.2.1" {
+			t.Errorf("after a bad configuration: %s", got)
+		}
+		if text, err := r.page("/metrics"); err != nil || !strings.Contains(text, `dnsguard_config_reloads_total{result="failure"} 1`) {
+			t.Errorf("the failure is not counted: %v", err)
+		}
+		// An address that cannot be had: the same, although the file is right.
+		r.rewrite(r.configuration(netip.MustParseAddrPort("192.0.2.53:53"), second, ""))
+		r.eventually("warned", func() bool { body, _ := r.page("/readyz"); return strings.Contains(body, "192.0.2.53") })
+		if got := r.lookup("udp", r.listen, "bad.example.net."); got != "192.0.2.1" {
+			t.Errorf("after an address that cannot be had: %s", got)
+		}
+		// Good: another address, another upstream.
+		moved := freePort(t)
+		r.rewrite(r.configuration(moved, second, ""))
+		r.eventually("moved", func() bool { return r.lookup("udp", moved, "good.example.com.") == "192.0.2.2" })
+		r.eventually("gone from the old address", func() bool {
+			return strings.Contains(r.log.String(), "no longer serving")
+		})
+		r.eventually("ready again", func() bool { body, err := r.page("/readyz"); return err == nil && body == "ok" })
+		if got := r.lookup("udp", moved, "www.example.com."); got != "192.0.2.1" {
+			t.Errorf("the cache did not survive: %s", got)
+		}
+		if text, err := r.page("/metrics"); err != nil || !strings.Contains(text, `dnsguard_upstream_queries_total{transport="udp",upstream="`+first.String()+`"}`) {
+			t.Errorf("the old upstream's counts are lost: %v", err)
+		}
+	})
+
+	if code := r.exited(); code != exitOK {
+		t.Errorf("exit code %d:\n%s", code, r.log)
+	}
+	if _, err := os.Stat(r.control); !os.IsNotExist(err) {
+		t.Errorf("the control socket is still there: %v", err)
+	}
+}
+
+// daemon makes a daemon that serves nothing, for its collector.
+func (r *running) daemon(t *testing.T) *daemon {
+	t.Helper()
+	cfg, err := config.Parse("", []byte(r.configuration(freePort(t), netip.MustParseAddrPort("127.0.0.1:9"), "")), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, level := newLogger(io.Discard, cfg.Log)
+	d, err := newDaemon(t.Context(), cfg, log, level)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		closeAll(d.endpoints)
+		if err := d.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// contractMetrics are the public names that exist so far.
+func contractMetrics() []string {
+	return strings.Fields(`build_info config_reloads_total config_hash_info socket_drops_total queries_total
+		responses_total query_duration_seconds cache_hits_total cache_misses_total cache_entries cache_bytes
+		cache_evictions_total prefetches_total shed_total upstream_queries_total upstream_failures_total
+		upstream_duration_seconds upstream_hedges_total upstream_tcp_fallbacks_total
+		upstream_budget_exhausted_total search_walks_total`)
+}
+
+// TestStartErrors: what keeps a daemon from starting is said with the remedy,
+// and nothing stays open.
+func TestStartErrors(t *testing.T) {
+	up := startUpstream(t, "192.0.2.1")
+	held, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	web, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer web.Close()
+	free := func() string { return freePort(t).String() }
+	empty := writeFile(t, "resolv.conf", "search example.com\n# nameserver 192.0.2.1\n")
+	tests := map[string]struct {
+		args []string
+		want []string
+	}{
+		"address not here":     {[]string{"--listen=192.0.2.77:5353"}, []string{"192.0.2.77:5353", "on no interface of this machine"}},
+		"port in use":          {[]string{"--listen=" + held.LocalAddr().String()}, []string{held.LocalAddr().String(), "another process"}},
+		"http port in use":     {[]string{"--listen=" + free(), "--http=" + web.Addr().String()}, []string{"http", "--http="}},
+		"no nameservers":       {[]string{"--listen=" + free(), "--upstreams=[{zones: [.], servers: [" + empty + "]}]"}, []string{empty, "no nameservers"}},
+		"no such resolv.conf":  {[]string{"--listen=" + free(), "--upstreams=[{zones: [.], servers: [/nonexistent]}]"}, []string{"/nonexistent"}},
+		"forwards to itself":   {[]string{"--listen=127.0.0.1:5399", "--upstreams=[{zones: [.], servers: ['127.0.0.1:5399']}]"}, []string{"127.0.0.1:5399"}},
+		"unspecified, to self": {[]string{"--listen=0.0.0.0:5399", "--upstreams=[{zones: [.], servers: ['127.0.0.1:5399']}]"}, []string{"127.0.0.1:5399", "loop"}},
+		"service without one":  {[]string{"--listen=" + free(), "--kubernetes.source=api", "--upstreams=[{zones: [.], servers: [service]}]"}, []string{"KUBE_DNS_SERVICE_HOST"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			args := []string{"run", "--control=" + filepath.Join(t.TempDir(), "control.sock"), "--http="}
+			if !strings.Contains(strings.Join(tt.args, " "), "--upstreams") {
+				args = append(args, fmt.Sprintf("--upstreams=[{zones: [.], servers: ['%v']}]", up))
+			}
+			var log lines
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			code := dispatch(ctx, &cli{out: io.Discard, err: &log}, append(args, tt.args...))
+			if code != exitWrong {
+				t.Fatalf("code %d:\n%s", code, log.String())
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(log.String(), w) {
+					t.Errorf("no %q in:\n%s", w, log.String())
+				}
+			}
+		})
+	}
+}
+
+// TestControlSocketTaken: a second daemon answers queries all the same.
+func TestControlSocketTaken(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "control.sock")
+	first, err := listenControl(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listenControl(t.Context(), path); err == nil {
+		t.Error("taken from a living process")
+	}
+	// A dead process leaves the file behind.
+	first.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := listenControl(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", fi.Mode(), err)
+	}
+	_ = again.Close()
+	file := writeFile(t, "plain", "")
+	if _, err := listenControl(t.Context(), file); err == nil {
+		t.Error("replaced a file that is no socket")
+	}
+}
