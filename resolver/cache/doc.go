@@ -43,14 +43,20 @@
 // # Stale
 //
 // An expired entry stays until its zone's stale window ends or its room is
-// needed (RFC 8767). The window is one of positive answers. Denials (NXDOMAIN
-// and NODATA) have their own, Zone.StaleNegative, which is 0 unless set: a
-// name of the cluster zone that was denied a moment ago is likely to exist now
-// (a StatefulSet's pod, a Service's first endpoint), and clients take a denial
-// as final where they would try again after SERVFAIL. For names outside, a
-// stale denial during an outage spares a search list's walk; RFC 8767 section
-// 4 allows it. A positive answer is never revived after a denial: the denial
-// has replaced it.
+// needed (RFC 8767). Zone.Stale is the window of positive answers. Denials have
+// their own, 0 unless set, because what they do is not the same:
+//
+//   - A stale NXDOMAIN is wrong for names that are about to exist: a
+//     StatefulSet's pod, a Service's first endpoint. Clients take it as final,
+//     where they would try again after SERVFAIL. Not for the cluster zone;
+//     for names outside, RFC 8767 section 4 allows it, and during an outage it
+//     lets a search list's walk go on to the name that is meant.
+//   - A stale NODATA says that a name still has no address of one family. musl
+//     fails the whole look-up if the AAAA question fails, however good the A
+//     answer is.
+//
+// A positive answer is never revived after a denial: the denial has replaced
+// it.
 //
 // # Memory
 //

@@ -144,12 +144,22 @@ func (e Entry) Kind() Kind {
 	return Kind(e.blob[blobKind])
 }
 
-// Rcode returns the answer's response code.
-func (e Entry) Rcode() uint16 { return e.flags() & rcodeMask }
+// Rcode returns the answer's response code; SERVFAIL of the zero Entry.
+func (e Entry) Rcode() uint16 {
+	if e.blob == "" {
+		return dnswire.RcodeServFail
+	}
+	return e.flags() & rcodeMask
+}
 
 // TTL returns how long the answer still holds; nothing or less if it has
 // expired or was never to be kept.
-func (e Entry) TTL(now time.Duration) time.Duration { return e.expires() - now }
+func (e Entry) TTL(now time.Duration) time.Duration {
+	if e.blob == "" {
+		return 0
+	}
+	return e.expires() - now
+}
 
 // minPrefetch is the shortest life that is worth renewing early. Below, the
 // last tenth is under a second, and an upstream that caches itself would

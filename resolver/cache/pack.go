@@ -8,22 +8,31 @@ import (
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 )
 
-// answer is an accepted answer of a shape that can be packed as it is, and how
-// long it holds.
+// answer is an accepted answer of a shape that can be packed as it is.
 type answer struct {
-	msg    []byte
-	r      *dnswire.Response
-	kind   Kind
-	zone   Zone
-	life   time.Duration
-	denial bool
+	msg  []byte
+	r    *dnswire.Response
+	kind dnswire.Kind
+	zone Zone
+	life time.Duration
 }
+
+// denial reports whether the answer denies the name or the type.
+func (a *answer) denial() bool { return a.kind == dnswire.NoData || a.kind == dnswire.NXDomain }
 
 // pack returns the answer as a blob, and what that takes from the heap.
 func (a *answer) pack(key []byte, now time.Duration) (blob string, size int) {
-	h := header{stored: now, life: a.life, stale: a.zone.Stale, flags: a.r.Flags&storedFlags | a.r.Rcode, nameLen: a.r.NameLen, kind: a.kind}
-	if a.denial {
-		h.stale = a.zone.StaleNegative
+	h := header{
+		stored: now, life: a.life, kind: Negative,
+		flags: a.r.Flags&storedFlags | a.r.Rcode, nameLen: a.r.NameLen,
+	}
+	switch a.kind {
+	case dnswire.Positive:
+		h.kind, h.stale = Positive, a.zone.Stale
+	case dnswire.NoData:
+		h.stale = a.zone.StaleNoData
+	case dnswire.NXDomain:
+		h.stale = a.zone.StaleNXDomain
 	}
 	recs := a.r.Records
 	for i := range recs {
@@ -59,7 +68,7 @@ func (a *answer) pack(key []byte, now time.Duration) (blob string, size int) {
 // denial's SOA record tells those who cache behind us how long it holds (RFC
 // 2308 section 3).
 func (a *answer) ttl(set []dnswire.Record) uint32 {
-	soa := a.denial && set[0].Type == dnswire.TypeSOA && set[0].Section == dnswire.Authority
+	soa := a.denial() && set[0].Type == dnswire.TypeSOA && set[0].Section == dnswire.Authority
 	ttl := seconds(a.zone.Positive)
 	if soa {
 		ttl = seconds(a.zone.Negative)

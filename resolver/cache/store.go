@@ -36,11 +36,10 @@ func (c *Cache) Store(key, resp []byte, r *dnswire.Response, now time.Duration) 
 			return Entry{}, false // what cannot be packed cannot be sent
 		}
 	}
-	a := answer{msg: resp, r: r, kind: Positive, zone: c.zones.Load().find(key[:r.NameLen])}
+	a := answer{msg: resp, r: r, kind: sum.Kind, zone: c.zones.Load().find(key[:r.NameLen])}
 	most, seg := a.zone.Positive, probation
 	if sum.Kind != dnswire.Positive {
-		a.kind, most, seg = Negative, a.zone.Negative, negative
-		a.denial = sum.Kind != dnswire.Referral
+		most, seg = a.zone.Negative, negative
 	}
 	if sum.Cacheable {
 		a.life = min(time.Duration(sum.TTL)*time.Second, most)

@@ -15,12 +15,12 @@ type Zone struct {
 	Name     string        // "." or "cluster.local", any case, final dot or not
 	Positive time.Duration // longest life of a positive answer
 	Negative time.Duration // longest life of NXDOMAIN and NODATA
-	// Stale is how long after its expiry a positive answer may stand in for
-	// one that cannot be had; 0: never.
-	Stale time.Duration
-	// StaleNegative is the same for NXDOMAIN and NODATA. Leave it 0 for the
-	// cluster zone: see the package comment.
-	StaleNegative time.Duration
+	// How long after its expiry an answer may stand in for one that cannot be
+	// had; 0: not at all. Leave StaleNXDomain 0 for the cluster zone: see the
+	// package comment.
+	Stale         time.Duration // positive answers
+	StaleNoData   time.Duration
+	StaleNXDomain time.Duration
 }
 
 // maxPeriod bounds every duration of a Zone. RFC 8767 section 4 has seven days
@@ -47,7 +47,10 @@ func newZones(list []Zone) (zones, error) {
 			{"positive", zone.Positive},
 			{"negative", zone.Negative},
 			{"stale", zone.Stale},
-			{"stale negative", zone.StaleNegative},
+			{"stale NODATA", zone.StaleNoData},
+			{"stale NXDOMAIN", zone.StaleNXDomain},
+			{"stale NODATA", zone.StaleNoData},
+			{"stale NXDOMAIN", zone.StaleNXDomain},
 		} {
 			if d.d < 0 || d.d > maxPeriod {
 				return nil, fmt.Errorf("zone %q: %s %v: not between 0 and %v", zone.Name, d.what, d.d, maxPeriod)
