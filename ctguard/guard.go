@@ -80,6 +80,7 @@ type Guard struct {
 	mu       sync.Mutex // guards what follows
 	know     *knowledge
 	seen     bool      // some flow to a frontend has been seen
+	held     bool      // some flow was held since it is not translated
 	todo     todo      // what Run has been kicked for
 	news     time.Time // the oldest news that no sweep has dealt with, or zero
 	broken   Subscription
@@ -168,7 +169,9 @@ func (g *Guard) Run(ctx context.Context) error {
 	r := &runner{Guard: g, schedule: schedule{resync: g.cfg.Resync}, followers: make(map[netip.AddrPort]*follower)}
 	defer r.stop()
 	defer cancel()
-	timer := time.NewTimer(0)
+	// Nothing to do before the first kick.
+	timer := time.NewTimer(g.cfg.Resync)
+	timer.Stop()
 	defer timer.Stop()
 	for {
 		select {

@@ -85,6 +85,7 @@ func (g *Guard) created(ctx context.Context, f Flow) {
 	now := time.Now()
 	g.mu.Lock()
 	g.seen = true
+	g.held = g.held || r == UntranslatedHeld
 	if p.translates(f) {
 		g.translated(f.Orig.Dst)
 	}

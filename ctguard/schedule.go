@@ -32,6 +32,7 @@ type schedule struct {
 	retry   bool      // something was left undone
 	drain   bool      // there are flows that wait to become idle
 
+	before       time.Time // the end of the last sweep but one
 	began, ended time.Time // the last sweep
 }
 
@@ -40,15 +41,15 @@ func (s *schedule) change(now time.Time) { s.changed, s.step = now, 0 }
 
 // swept records a sweep, and whether it saw flows that wait to become idle.
 func (s *schedule) swept(began, ended time.Time, drain bool) {
-	s.began, s.ended, s.drain = began, ended, drain
+	s.before, s.began, s.ended, s.drain = s.ended, began, ended, drain
 	s.soon, s.retry = false, false
 	for s.step < len(sweepsAfterChange) && !s.changed.Add(sweepsAfterChange[s.step]).After(began) {
 		s.step++
 	}
 }
 
-// next is the time of the next sweep. However much is going on, sweeps take at
-// most half of the time.
+// next is the time of the next sweep. However much is going on, sweeps take
+// hardly more than half of the time; but the first in a crowd does not wait.
 func (s *schedule) next(now time.Time) time.Time {
 	took := s.ended.Sub(s.began)
 	at := s.began.Add(s.resync)
@@ -69,7 +70,7 @@ func (s *schedule) next(now time.Time) time.Time {
 	if s.soon {
 		earlier(now)
 	}
-	if free := s.ended.Add(took); at.Before(free) {
+	if free := s.ended.Add(took); s.began.Sub(s.before) <= took && at.Before(free) {
 		at = free
 	}
 	return at

@@ -40,6 +40,7 @@ type survey struct {
 	pairs      map[Match]*pair
 	translated map[netip.AddrPort]bool
 	drain      bool // some flow waits to become idle
+	held       bool // some flow is held since it is not translated
 	took       time.Duration
 }
 
@@ -73,6 +74,7 @@ func (s *survey) add(p *Policy, f Flow) {
 	}
 	s.flows[v]++
 	s.drain = s.drain || r == TerminatingBusy
+	s.held = s.held || r == UntranslatedHeld
 	if p.translates(f) {
 		s.translated[f.Orig.Dst] = true
 	}
@@ -171,6 +173,7 @@ func (r *runner) record(s *survey, took time.Duration, removed int, news, now ti
 		}
 	}
 	r.seen = r.seen || len(s.flows) > 0
+	r.held = s.held
 	for at := range s.translated {
 		r.translated(at)
 	}
@@ -186,10 +189,13 @@ func (r *runner) record(s *survey, took time.Duration, removed int, news, now ti
 }
 
 // translated notes, with mu held, that flows to a frontend are translated on
-// this node. Those that are not are judged by that.
+// this node: the evidence that was wanting against those that are not.
 func (g *Guard) translated(at netip.AddrPort) {
-	if set(g.know.translated, at, true) {
-		g.policy.Store(g.know.policy())
+	if !set(g.know.translated, at, true) {
+		return
+	}
+	g.policy.Store(g.know.policy())
+	if g.held {
 		g.todo.sweep = true
 		g.kick()
 	}
