@@ -132,6 +132,9 @@ func repack(msg []byte, r *dnswire.Response) ([]byte, *dnswire.Response, error) 
 	if err != nil {
 		return nil, nil, fmt.Errorf("pack answer: %w", err)
 	}
+	if len(packed) > dnswire.MaxMsgLen { // names that may not be compressed were
+		return nil, nil, fmt.Errorf("pack answer: %d octets", len(packed))
+	}
 	p := new(dnswire.Response)
 	if err := dnswire.ParseResponse(packed, p); err != nil {
 		return nil, nil, fmt.Errorf("parse packed answer: %w", err)
