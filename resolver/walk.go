@@ -164,8 +164,8 @@ func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w 
 	}
 	last := w.Len() - 1
 	r.askAhead(ctx, key, q, w)
-	var first result // of the queried name
-	life := maxWalkTTL
+	var first result                    // of the queried name
+	until := r.cache.Now() + maxWalkTTL // how long the walk would end the same way
 	for i := range w.Len() {
 		name, ok := w.Candidate(make([]byte, 0, dnswire.MaxNameLen), i)
 		if !ok {
@@ -177,8 +177,9 @@ func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w 
 		}
 		now := r.cache.Now()
 		if res.ok {
-			life = min(life, max(res.entry.TTL(now), 0))
+			until = min(until, now+res.entry.TTL(now))
 		}
+		life := max(until-now, 0)
 		switch step {
 		case search.Fail:
 			r.walks.done[kind][WalkError].Add(1)
@@ -202,7 +203,8 @@ func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w 
 		}
 	}
 	r.walks.done[kind][WalkNXDomain].Add(1)
-	return r.keep(key, q, &first, life, r.cache.Now())
+	now := r.cache.Now()
+	return r.keep(key, q, &first, max(until-now, 0), now)
 }
 
 // decide asks for one name until it is decided how the walk goes on, and

@@ -70,7 +70,10 @@ func newDaemon(ctx context.Context, cfg *config.Config, log *slog.Logger, level 
 	if d.forwarder, err = d.newForwarder(cfg); err != nil {
 		return nil, err
 	}
-	d.resolver, err = resolver.New(resolver.Config{Cache: d.cache, Forwarder: d.forwarder, Settings: resolverSettings(cfg)})
+	settings, err := resolverSettings(cfg)
+	if err == nil {
+		d.resolver, err = resolver.New(resolver.Config{Cache: d.cache, Forwarder: d.forwarder, Settings: settings})
+	}
 	if err != nil {
 		return nil, errors.Join(err, d.forwarder.Close())
 	}
@@ -202,6 +205,10 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 	if keys := changedAtRestart(old, cfg); keys != nil {
 		return fmt.Errorf("these keys change only with a restart: %s", strings.ReplaceAll(keys.Error(), "\n", ", "))
 	}
+	settings, err := resolverSettings(cfg)
+	if err != nil {
+		return err
+	}
 	forwarder, err := d.newForwarder(cfg)
 	if err != nil {
 		return err
@@ -211,7 +218,6 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 	if err != nil {
 		return errors.Join(err, forwarder.Close())
 	}
-	settings := resolverSettings(cfg)
 	if err = d.cache.Reconfigure(cacheConfig(cfg)); err == nil {
 		err = d.resolver.Reconfigure(forwarder, settings)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/dnsguard/dnsguard/internal/config"
 	"github.com/dnsguard/dnsguard/resolver"
 	"github.com/dnsguard/dnsguard/resolver/cache"
+	"github.com/dnsguard/dnsguard/resolver/search"
 	"github.com/dnsguard/dnsguard/resolver/upstream"
 )
 
@@ -44,8 +45,19 @@ func listenOptions(cfg *config.Config) resolver.ListenOptions {
 	}
 }
 
-func resolverSettings(cfg *config.Config) resolver.Settings {
+func resolverSettings(cfg *config.Config) (resolver.Settings, error) {
+	policy, err := search.New(search.Config{
+		ClusterDomain: cfg.ClusterDomain, Domains: cfg.Search.Domains, NDots: cfg.Search.NDots, Expand: cfg.Search.Expand,
+	})
+	if err != nil {
+		return resolver.Settings{}, fmt.Errorf("search: %w", err)
+	}
+	walks := &resolver.Search{Policy: policy, Collapse: cfg.Search.Collapse}
+	for _, t := range cfg.Search.Types {
+		walks.Types = append(walks.Types, uint16(t))
+	}
 	return resolver.Settings{
+		Search: walks,
 		Limits: resolver.Limits{
 			InFlight: cfg.Limits.InFlight, InFlightPerClient: cfg.Limits.InFlightPerClient,
 			Conns: cfg.Limits.TCPConnections, ConnsPerClient: cfg.Limits.TCPConnectionsPerClient,
@@ -53,7 +65,7 @@ func resolverSettings(cfg *config.Config) resolver.Settings {
 		StaleAfter: cfg.Timeouts.Stale,
 		Total:      cfg.Timeouts.Total,
 		Prefetch:   cfg.Cache.Prefetch,
-	}
+	}, nil
 }
 
 func cacheConfig(cfg *config.Config) cache.Config {
