@@ -14,8 +14,8 @@ type Config struct {
 	Zones []Zone // one for each name at least: "." must be among them
 }
 
-// MinSize is the smallest Config.Size. It holds about 1,000 answers, and any
-// single one up to 32 KiB.
+// MinSize is the smallest Config.Size. It holds about 1,500 answers of one
+// address, and any single one up to 32 KiB.
 const MinSize = 256 << 10
 
 // largest is the part of the budget that a single answer may take.

@@ -12,7 +12,7 @@
 // (when it was stored, for how long it holds, flags, counts), the key, the
 // offsets of the TTLs, and the records as they were packed. The key contains
 // the question, so it is not kept twice; OPT is never kept (RFC 6891 section
-// 6.2.6: hop by hop). AppendReply is then one copy: the query's own id and
+// 6.2.1). AppendReply is then one copy: the query's own id and
 // question bytes, the records, the TTLs aged in place. Owner names that equal
 // the qname are pointers to octet 12, so that they follow the case in which
 // the client asked. Answers that come in another shape take a slow path once,

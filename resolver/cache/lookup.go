@@ -60,6 +60,8 @@ func (c *Cache) Stale(key []byte, now time.Duration) (Entry, bool) {
 	if n == nil || fresh {
 		return Entry{}, false
 	}
-	s.touch(c, n)
+	// Worth keeping; the use is counted when the answer comes that this one
+	// stands in for.
+	s.move(c, n, n.segment)
 	return Entry{blob: n.blob}, true
 }

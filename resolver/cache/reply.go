@@ -7,8 +7,8 @@ import (
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 )
 
-// udpSize is the largest UDP message that we tell clients to send (RFC 9715
-// section 3: 1,232 octets fit IPv6's least MTU).
+// udpSize is the largest UDP message that we tell clients to send: 1,232 octets
+// fit IPv6's least MTU (DNS flag day 2020).
 const udpSize = 1232
 
 // staleTTL is the TTL of a stale answer's records in seconds (RFC 8767 section
