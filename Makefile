@@ -16,6 +16,7 @@ fmt: $(TOOLS)
 	.cache/bin/gofumpt -w $$(git ls-files '*.go')
 bench: build ## measure against peers; wants a quiet machine (root)
 	scripts/deps.sh bench
+	CGO_ENABLED=0 go build -C bench/peers -trimpath -buildvcs=false -ldflags '-s -w' -o ../../.cache/bench/ ./coredns
 	go build -o .cache/bench/ ./bench/load ./bench/echo ./bench/run
 	.cache/bench/run $(BENCHFLAGS)
 clean:

@@ -46,7 +46,11 @@ func run(ctx context.Context) error {
 		return fmt.Errorf("find the load generator: %w", err)
 	}
 	tools := filepath.Dir(self)
-	paths := map[string]string{"echo": filepath.Join(tools, "echo"), "dnsguard": "bin/dnsguard"}
+	paths := map[string]string{
+		"echo":     filepath.Join(tools, "echo"),
+		"coredns":  filepath.Join(tools, "coredns"),
+		"dnsguard": "bin/dnsguard",
+	}
 	flag.Func("path", "`name=file`: a server's program, if not on $PATH (repeat)", func(s string) error {
 		name, file, ok := strings.Cut(s, "=")
 		if !ok {

@@ -52,7 +52,7 @@ func (r *results) panel(b *strings.Builder, c column, x, y int) {
 	}
 	px := func(v float64) float64 { return max(v, 0) / most * barSpace }
 
-	fmt.Fprintf(b, "<text x=\"%d\" y=\"%d\" font-weight=\"bold\">%s</text>\n", x+12, y+26, html.EscapeString(c.title))
+	fmt.Fprintf(b, "<text x=\"%d\" y=\"%d\" font-weight=\"bold\">%s <tspan fill=\"#6e7781\" font-weight=\"normal\">(less is better)</tspan></text>\n", x+12, y+26, html.EscapeString(c.title))
 	row := y + titleHeight
 	for _, s := range r.Servers {
 		f, ok := s.figure(c.metric)
