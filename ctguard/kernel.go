@@ -86,8 +86,8 @@ func (k *Kernel) Flows(ctx context.Context, matches []Match) iter.Seq2[Flow, err
 }
 
 func (k *Kernel) flows(ctx context.Context, matches []Match, yield func(Flow) bool) error {
-	if len(matches) == 0 {
-		return nil
+	if len(matches) == 0 || ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	t, err := k.dial()
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/mdlayher/netlink"
@@ -33,8 +34,9 @@ type transport interface {
 // dump, which is where the kernel says that the dump was interrupted, and
 // copies each datagram twice.
 type socket struct {
-	conn *netlink.Conn
-	raw  syscall.RawConn
+	conn   *netlink.Conn
+	raw    syscall.RawConn
+	closed atomic.Bool
 }
 
 // openSocket opens a socket in the namespace ns, a file descriptor, or in that
@@ -73,8 +75,11 @@ func (s *socket) receive(buf []byte) (n int, err error) {
 		}
 	})
 	switch {
+	case rerr != nil && s.closed.Load():
+		// The file's own error is known to nobody but package poll.
+		return 0, net.ErrClosed
 	case rerr != nil:
-		return 0, closed(rerr)
+		return 0, rerr
 	case err != nil:
 		return 0, os.NewSyscallError("recvfrom", err)
 	case n > len(buf):
@@ -83,15 +88,10 @@ func (s *socket) receive(buf []byte) (n int, err error) {
 	return n, nil
 }
 
-// closed gives the error of a socket closed under its reader its usual name.
-func closed(err error) error {
-	if errors.Is(err, os.ErrClosed) {
-		return net.ErrClosed
-	}
-	return err
+func (s *socket) Close() error {
+	s.closed.Store(true)
+	return s.conn.Close()
 }
-
-func (s *socket) Close() error { return s.conn.Close() }
 
 // messages walks through a datagram.
 func messages(b []byte, fn func(h netlink.Header, data []byte) error) error {
