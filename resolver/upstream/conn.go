@@ -1,0 +1,385 @@
+package upstream
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
+)
+
+// grace is how much longer than the longest exchange a socket waits for late
+// answers.
+const grace = 50 * time.Millisecond
+
+// conn is one socket to a server, with its own ids. Its run goroutine owns it:
+// it dials, reads and closes; a TCP connection has a writer beside it.
+//
+//	pooled -> retired (takes no more questions) -> closed (when no answer is
+//	due any more, or could come)
+type conn struct {
+	srv *server
+	tr  Transport
+
+	// All below is guarded by srv.mu. nc and raw do not change once set.
+	nc      net.Conn        // nil while dialing
+	raw     syscall.RawConn // nil if nc is no UDP socket of the kernel
+	local   netip.AddrPort
+	out     []byte        // questions that wait for the dial or the writer, each after its length
+	kick    chan struct{} // wakes the writer; TCP only
+	timer   *time.Timer   // of expire
+	until   time.Duration // takes questions until
+	entries map[uint16]entry
+	live    int // entries that somebody waits for
+	sent    int
+	last    time.Duration // last question
+	heard   time.Duration // last answer
+	// silent questions have been sent since silentSince without an answer to
+	// any question.
+	silent      int
+	silentSince time.Duration
+	pooled      bool
+	retired     bool
+	closed      bool
+}
+
+// entry is what an answer's id leads to.
+type entry struct {
+	x    *exchange // nil once nobody waits: the answer, if it comes, is late
+	i    uint8     // of its attempts
+	told uint8     // news that its exchange has had, a bit each
+	sent time.Duration
+}
+
+func newConn(s *server, t Transport, now time.Duration, pooled bool) *conn {
+	c := &conn{srv: s, tr: t, entries: make(map[uint16]entry), heard: never, pooled: pooled, last: now}
+	if t == TCP {
+		c.kick = make(chan struct{}, 1)
+		c.until = now + tcpAge - s.jitter(tcpAgeJitter)
+	} else {
+		c.until = now + udpAge - s.jitter(udpAgeJitter)
+	}
+	c.timer = time.AfterFunc(c.next(now)-now, c.expire)
+	return c
+}
+
+// takes reports whether the socket takes questions from the pool.
+func (c *conn) takes(now time.Duration) bool { return c.pooled && !c.retired && now < c.until }
+
+// retire ends the taking of questions; the caller holds srv.mu.
+func (c *conn) retire() {
+	if c.retired {
+		return
+	}
+	c.retired = true
+	now := c.srv.f.now()
+	c.timer.Reset(c.next(now) - now)
+}
+
+// done reports whether the socket has nothing left to wait for.
+func (c *conn) done() bool { return c.retired && len(c.entries) == 0 }
+
+// end returns when to close the socket as things stand.
+func (c *conn) end(now time.Duration) time.Duration {
+	switch {
+	case c.done():
+		return now
+	case c.retired:
+		return c.last + c.srv.f.config.Timeouts.Total + grace
+	case c.tr == TCP && c.live == 0:
+		return max(c.last, c.heard) + tcpIdle
+	}
+	return now + tcpIdle
+}
+
+// next returns when expire has something to do.
+func (c *conn) next(now time.Duration) time.Duration {
+	if c.retired {
+		return c.end(now)
+	}
+	return min(c.end(now), c.until)
+}
+
+// expire is called by the timer: at the end of the pooled life, of the idle
+// time, and of the wait for late answers.
+func (c *conn) expire() {
+	s := c.srv
+	s.mu.Lock()
+	now := s.f.now()
+	c.retired = c.retired || now >= c.until
+	over := now >= c.end(now)
+	if !over && !c.closed {
+		c.timer.Reset(c.next(now) - now)
+	}
+	s.unlock()
+	if over {
+		c.close(errMovedOn)
+	}
+}
+
+// run is the goroutine that owns the socket.
+func (c *conn) run() {
+	f := c.srv.f
+	defer f.running.Done()
+	ctx, cancel := context.WithTimeout(f.ctx, f.config.Timeouts.Total)
+	nc, err := f.config.Dial(ctx, c.tr.String(), c.srv.addr)
+	cancel()
+	if err != nil {
+		c.close(err)
+		return
+	}
+	if !c.opened(nc) {
+		_ = nc.Close()
+		return
+	}
+	switch {
+	case c.tr == TCP:
+		err = c.readStream()
+	case c.raw != nil:
+		err = c.readBatches()
+	default:
+		err = c.readDatagrams()
+	}
+	c.close(err)
+}
+
+// opened notes that the socket is connected and lets go what waited for that.
+// It reports whether the socket is still wanted.
+func (c *conn) opened(nc net.Conn) bool {
+	s := c.srv
+	s.mu.Lock()
+	if c.closed {
+		s.unlock()
+		return false
+	}
+	c.nc = nc
+	if a, ok := nc.LocalAddr().(interface{ AddrPort() netip.AddrPort }); ok {
+		c.local = a.AddrPort()
+	}
+	if c.tr == TCP {
+		s.f.running.Add(1)
+		go c.writeStream()
+		s.unlock()
+		return true
+	}
+	if u, ok := nc.(*net.UDPConn); ok {
+		c.raw, _ = u.SyscallConn() // fails only for a nil conn
+	}
+	out := c.out
+	c.out = nil
+	s.unlock()
+	for len(out) > 0 {
+		n := 2 + int(binary.BigEndian.Uint16(out))
+		if _, err := nc.Write(out[2:n]); err != nil && !transient(err) {
+			c.close(err)
+			break
+		}
+		out = out[n:]
+	}
+	return true
+}
+
+// newID returns an id that no answer on its way may have; the caller holds
+// srv.mu.
+func (c *conn) newID() uint16 {
+	for {
+		id := uint16(c.srv.rng.Uint64()) //nolint:gosec // the low bits are as random
+		if _, used := c.entries[id]; !used {
+			return id
+		}
+	}
+}
+
+// enter notes that an answer is waited for; the caller holds srv.mu.
+func (c *conn) enter(id uint16, e entry) {
+	c.entries[id] = e
+	c.live++
+	c.sent++
+	c.last = e.sent
+	if c.silent == 0 {
+		c.silentSince = e.sent
+	}
+	c.silent++
+	if limit := [...]int{UDP: udpQuestions, TCP: tcpQuestions}[c.tr]; c.sent == limit {
+		c.retire()
+	}
+}
+
+// enqueue appends a question to those that wait for the dial or the writer; the
+// caller holds srv.mu.
+func (c *conn) enqueue(msg []byte) {
+	c.out = binary.BigEndian.AppendUint16(c.out, uint16(len(msg))) //nolint:gosec // a question has at most 283 octets
+	c.out = append(c.out, msg...)
+	if c.kick != nil {
+		select {
+		case c.kick <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// close closes the socket. Whoever still waits on it gets err.
+func (c *conn) close(err error) {
+	s := c.srv
+	s.mu.Lock()
+	if c.closed {
+		s.unlock()
+		return
+	}
+	c.closed = true
+	c.retired = true
+	c.timer.Stop()
+	s.pools[c.tr].remove(c)
+	var waiting []entry
+	for _, e := range c.entries {
+		if e.x != nil {
+			waiting = append(waiting, e)
+		}
+	}
+	clear(c.entries)
+	c.live = 0
+	if len(waiting) > 0 && !errors.Is(err, errClosed) {
+		p := &s.paths[c.tr]
+		p.failures[Network] += uint64(len(waiting))
+		if p.heard < c.silentSince {
+			s.strike(c.tr, s.f.now())
+		}
+	}
+	if c.kick != nil {
+		close(c.kick)
+	}
+	nc := c.nc
+	s.unlock()
+	if nc != nil {
+		_ = nc.Close()
+	}
+	for _, e := range waiting {
+		e.x.attempts[e.i].err = err
+		e.x.events <- event{attempt: e.i, what: failed}
+	}
+}
+
+// tell sends news about the socket to everybody who waits on it for the answer
+// to a question sent since then, to each once. It returns how many that are; the
+// caller holds srv.mu.
+func (c *conn) tell(n news, since time.Duration) (told int) {
+	for id, e := range c.entries {
+		if e.x != nil && e.sent >= since && e.told&(1<<n) == 0 {
+			e.told |= 1 << n
+			c.entries[id] = e
+			e.x.events <- event{attempt: e.i, what: n}
+			told++
+		}
+	}
+	return told
+}
+
+// receive takes in one message from the socket. now is when it arrived, owned
+// tells that the caller will not use msg again. It reports whether the socket
+// has more to wait for.
+func (c *conn) receive(msg []byte, r *dnswire.Response, now time.Duration, owned bool) bool {
+	v := examine(msg, r)
+	x, i, more := c.take(msg, r, v, now)
+	if x == nil {
+		return more
+	}
+	a := &x.attempts[i]
+	a.cut = v == cut
+	if !a.cut {
+		msg = msg[:r.End]
+		if !owned {
+			msg = append(make([]byte, 0, len(msg)), msg...)
+		}
+		a.msg, a.response = msg, *r
+		a.response.Records = append(make([]dnswire.Record, 0, len(r.Records)), r.Records...)
+	}
+	x.events <- event{attempt: i, what: answered}
+	return more
+}
+
+// take finds who waits for the message and, if it is the right answer, takes
+// the waiting entry out: from then on the caller owes the exchange an event.
+// Wrong answers are counted, and the wait goes on.
+func (c *conn) take(msg []byte, r *dnswire.Response, v verdict, now time.Duration) (x *exchange, i uint8, more bool) {
+	s := c.srv
+	s.mu.Lock()
+	defer s.unlock()
+	p := &s.paths[c.tr]
+	if len(msg) < dnswire.HeaderLen {
+		p.wrong[WrongMessage]++
+		return nil, 0, true
+	}
+	id := dnswire.ID(msg)
+	e, ok := c.entries[id]
+	switch {
+	case !ok:
+		p.wrong[WrongID]++
+		return nil, 0, true
+	case v == garbage:
+		p.wrong[WrongMessage]++
+		if e.x != nil {
+			e.x.attempts[e.i].garbled = true
+		}
+		return nil, 0, true
+	case e.x != nil && !e.x.asked(msg, r):
+		p.wrong[WrongQuestion]++
+		return nil, 0, true
+	}
+	delete(c.entries, id)
+	c.heard, c.silent = now, 0
+	p.heard = now
+	p.sample(now - e.sent)
+	p.latency.add(now - e.sent)
+	s.promote(c, now)
+	fine := v == answer && !isFailure(msg, r)
+	if fine {
+		s.good(c.tr)
+	}
+	if e.x == nil {
+		p.late++
+		return nil, 0, !c.done()
+	}
+	c.live--
+	a := &e.x.attempts[e.i]
+	if a.edns && !chokes(r.Rcode) {
+		s.edns.heard, s.edns.suspect = now, 0
+	}
+	if a.failure = !fine && v == answer; a.failure {
+		p.failures[Rcode]++
+	}
+	s.judge(e.x)
+	return e.x, e.i, !c.done()
+}
+
+// forget ends the wait of an attempt: its answer, if it still comes, is late.
+// It reports false if the answer is being delivered: then its event will come.
+func (c *conn) forget(x *exchange, i uint8, now time.Duration) bool {
+	s := c.srv
+	s.mu.Lock()
+	defer s.unlock()
+	a := &x.attempts[i]
+	e, ok := c.entries[a.id]
+	if !ok || e.x != x || e.i != i {
+		return false
+	}
+	c.entries[a.id] = entry{sent: e.sent}
+	c.live--
+	p, age := &s.paths[c.tr], now-a.sent
+	if c.heard < a.sent && (age >= silence || age >= minHedge && p.heard > a.sent) {
+		if c.heard == never {
+			s.pools[c.tr].wary = now + wariness
+		}
+		c.retire()
+	}
+	if age >= silence {
+		p.failures[Timeout]++
+		if p.heard < a.sent && a.kind != probed {
+			s.strike(c.tr, now)
+		}
+	}
+	return true
+}

@@ -1,0 +1,86 @@
+package upstream
+
+import (
+	"time"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
+)
+
+const (
+	// ednsRetry is how long a server is spared OPT records that it choked on.
+	ednsRetry = 15 * time.Minute
+	// ednsTrust is how long an answer to a question with an OPT record
+	// proves that such questions arrive.
+	ednsTrust = 30 * time.Second
+	// ednsSuspicion is how many questions in a row must go unanswered with an
+	// OPT record and be answered without. Two are what two lost packets look
+	// like.
+	ednsSuspicion = 3
+)
+
+// ednsMemory is what we know of a server's dealing with OPT records, guarded by
+// server.mu. RFC 6891 section 7 has FORMERR in mind; others answer NOTIMP or
+// BADVERS, or not at all.
+type ednsMemory struct {
+	off     time.Duration // no OPT before this instant
+	heard   time.Duration // last answer to a question with OPT
+	suspect int
+}
+
+// chokes reports whether the rcode may be about the OPT record.
+func chokes(rcode uint16) bool {
+	return rcode == dnswire.RcodeFormErr || rcode == dnswire.RcodeNotImp || rcode == dnswire.RcodeBadVers
+}
+
+// spareOPT sends the server no OPT records for a while; the caller holds mu.
+func (s *server) spareOPT(now time.Duration) {
+	s.edns.suspect = 0
+	s.edns.off = now + ednsRetry - s.jitter(ednsRetry/8)
+}
+
+// offersOPT reports whether the attempt carries an OPT record. Where it is not
+// known whether the server takes them, a second question goes without: answers
+// to those alone are how a server shows that it drops the others. The caller
+// holds srv.mu.
+func (x *exchange) offersOPT(a *attempt) bool {
+	e := &a.srv.edns
+	switch {
+	case x.plain || a.sent < e.off:
+		return false
+	case a.kind == hedged || a.kind == retried:
+		return x.do || a.srv != x.attempts[0].srv || a.sent-e.heard <= ednsTrust
+	}
+	return true
+}
+
+// learnOPT draws the conclusion from a usable answer to a question without OPT.
+func (x *exchange) learnOPT(a *attempt) {
+	if a.edns || a.response.Rcode != dnswire.RcodeNoError && a.response.Rcode != dnswire.RcodeNXDomain {
+		return
+	}
+	for i := range x.attempts[:x.n] {
+		b := &x.attempts[i]
+		if b.srv != a.srv {
+			continue
+		}
+		if refused := !b.waiting && chokes(b.response.Rcode); refused || b.waiting {
+			if a.srv.withoutOPT(b, refused, x.f.now()) {
+				return
+			}
+		}
+	}
+}
+
+// withoutOPT counts that the server answered without OPT what it refused, or so
+// far did not answer, as attempt b. It reports false if b had no OPT either.
+func (s *server) withoutOPT(b *attempt, refused bool, now time.Duration) bool {
+	s.mu.Lock()
+	defer s.unlock()
+	if !b.edns {
+		return false
+	}
+	if s.edns.suspect++; refused || s.edns.suspect >= ednsSuspicion {
+		s.spareOPT(now)
+	}
+	return true
+}

@@ -1,0 +1,104 @@
+package upstream
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
+)
+
+// ErrNoServers tells that a route has no server to ask, such as a resolv.conf
+// without a usable nameserver line. New wraps it with the file's path.
+var ErrNoServers = errors.New("no nameservers")
+
+var (
+	errSelf      = errors.New("an address of our own: forwarding to it would loop")
+	errClosed    = errors.New("forwarder closed")
+	errSockets   = errors.New("too many open sockets to the server")
+	errMovedOn   = errors.New("socket at the end of its life")
+	errTruncated = errors.New("truncated, and not to be had whole")
+)
+
+// Reason says why there is no answer.
+type Reason uint8
+
+// The reasons. Rcode is never in an Error: Exchange returns such an answer as
+// it is; it counts the server's failures in PathStats.
+const (
+	// Timeout: nobody answered in time.
+	Timeout Reason = iota
+	// Network: the question could not be delivered (ICMP unreachable, a
+	// failed dial, a closed connection).
+	Network
+	// OverBudget: nobody answered in time, and the budget had not allowed to
+	// ask a second time.
+	OverBudget
+	// NoServers: no route or no server for the name.
+	NoServers
+	// Malformed: nobody answered in time but with messages that are no DNS
+	// answers, under the right id and question.
+	Malformed
+	// Truncated: the answer does not fit UDP, and TCP is not allowed or does
+	// not work.
+	Truncated
+	// Canceled: the caller's context ended first.
+	Canceled
+	// Closed: the Forwarder was closed.
+	Closed
+	// Rcode: the server answered with an error (SERVFAIL, REFUSED, ...) or
+	// with a referral.
+	Rcode
+
+	numReasons
+)
+
+// String returns the reason in the words of the metrics' labels.
+func (r Reason) String() string {
+	return [numReasons]string{
+		"timeout", "network", "budget", "no_servers", "malformed", "truncated", "canceled", "closed", "rcode",
+	}[r]
+}
+
+// Error tells why a question was not answered. Exchange returns no other error.
+type Error struct {
+	Reason Reason
+	Server netip.AddrPort // the last that was asked; invalid if none was
+	Err    error          // may be nil
+}
+
+// Error returns the server, the reason and the cause.
+func (e *Error) Error() string {
+	s := "upstream: " + e.Reason.String()
+	if e.Server.IsValid() {
+		s = fmt.Sprintf("upstream %v: %v", e.Server, e.Reason)
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// EDE returns the extended DNS error that tells a client of this (RFC 8914
+// section 4).
+func (e *Error) EDE() (code uint16, text string) {
+	text = e.Reason.String()
+	if e.Server.IsValid() {
+		text = "upstream " + e.Server.String() + ": " + text
+	}
+	switch e.Reason {
+	case Timeout, OverBudget, NoServers:
+		return dnswire.EDENoReachable, text
+	case Malformed, Truncated:
+		return dnswire.EDEInvalidData, text
+	case Closed:
+		return dnswire.EDENotReady, text
+	case Canceled:
+		return dnswire.EDEOther, text
+	default:
+		return dnswire.EDENetworkError, text
+	}
+}

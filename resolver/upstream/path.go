@@ -1,0 +1,108 @@
+package upstream
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Transport is a way to a server.
+type Transport uint8
+
+// The transports.
+const (
+	UDP Transport = iota
+	TCP
+
+	numTransports
+)
+
+// String returns the transport's name in lower case, as metrics and package
+// net have it.
+func (t Transport) String() string { return [numTransports]string{"udp", "tcp"}[t] }
+
+func (t Transport) other() Transport { return 1 - t }
+
+const (
+	// A hedge is sent after about three round trips, but not before the
+	// server's timer granularity and scheduling are out of the way, and not
+	// later than a client notices.
+	minHedge = 50 * time.Millisecond
+	maxHedge = 250 * time.Millisecond
+	// silence is how old an unanswered question must be to say something
+	// about its path or its socket.
+	silence = maxHedge
+	// maxStrikes in a row, and not one answer since: the path is down. Two
+	// are what two lost packets look like on a quiet node.
+	maxStrikes = 3
+	// A path that is down is tried again after minBackoff, then after twice
+	// that, and so on, each with jitter.
+	minBackoff = 2 * time.Second
+	maxBackoff = time.Minute
+)
+
+// path is one server over one transport: its round trips, its health and its
+// counters. All but the atomics are guarded by server.mu.
+type path struct {
+	down    atomic.Bool
+	probeAt atomic.Int64 // when a path that is down may be tried again
+
+	backoff time.Duration
+	strikes int
+	heard   time.Duration // last answer of any kind; negative before the first
+	srtt    time.Duration // RFC 6298 section 2
+	rttvar  time.Duration
+	// overdue says of each kind how many questions were unanswered when it was
+	// time for a second one.
+	overdue [numKinds]share
+	counters
+}
+
+// sample takes one round trip into the smoothed values (RFC 6298 section 2).
+func (p *path) sample(rtt time.Duration) {
+	if p.srtt == 0 {
+		p.srtt, p.rttvar = rtt, rtt/2
+		return
+	}
+	p.rttvar += ((p.srtt - rtt).Abs() - p.rttvar) / 4
+	p.srtt += (rtt - p.srtt) / 8
+}
+
+// hedgeDelay returns when a second question is due. Where round trips differ
+// much (a resolver that answers some names from its cache and fetches others),
+// three times their mean would hedge every slow name; their deviation tells.
+func (p *path) hedgeDelay() time.Duration {
+	if p.srtt == 0 {
+		return maxHedge
+	}
+	return min(max(3*p.srtt, p.srtt+4*p.rttvar, minHedge), maxHedge)
+}
+
+// due reports whether a path that is down is to be tried again.
+func (p *path) due(now time.Duration) bool {
+	return p.down.Load() && now >= time.Duration(p.probeAt.Load())
+}
+
+// strike counts a failure of the path. It reports whether the path went down.
+func (p *path) strike(now time.Duration) bool {
+	p.strikes++
+	if p.strikes < maxStrikes || p.down.Load() {
+		return false
+	}
+	p.backoff = 0
+	p.down.Store(true)
+	p.probeAt.Store(int64(now + minBackoff))
+	return true
+}
+
+// good counts a usable answer. It reports whether the path came up.
+func (p *path) good() bool {
+	p.strikes = 0
+	return p.down.Swap(false)
+}
+
+// claim puts the path's next trial off, since one is about to be made. jitter
+// is in [0, 1).
+func (p *path) claim(now time.Duration, jitter float64) {
+	p.backoff = min(max(2*p.backoff, minBackoff), maxBackoff)
+	p.probeAt.Store(int64(now + p.backoff*3/4 + time.Duration(jitter*float64(p.backoff/2))))
+}

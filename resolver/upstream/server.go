@@ -1,0 +1,156 @@
+package upstream
+
+import (
+	crand "crypto/rand"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// Health is the state of a server over a transport.
+type Health struct {
+	Server    netip.AddrPort
+	Transport Transport
+	Up        bool
+}
+
+// server is one address that questions are forwarded to, shared by all routes
+// that name it: its sockets, what we know of it, and the one lock for both.
+type server struct {
+	f    *Forwarder
+	addr netip.AddrPort
+
+	mu    sync.Mutex
+	paths [numTransports]path
+	pools [numTransports]pool
+	edns  ednsMemory
+	rng   *rand.ChaCha8 // ids and jitter: seeded from the system, not to be guessed
+	news  []Health      // told by unlock
+}
+
+func newServer(f *Forwarder, addr netip.AddrPort) *server {
+	var seed [32]byte
+	_, _ = crand.Read(seed[:]) // never fails
+	s := &server{f: f, addr: addr, rng: rand.NewChaCha8(seed), edns: ednsMemory{heard: never}}
+	for t := range s.paths {
+		s.paths[t].heard = never
+		s.pools[t].opened = never
+	}
+	return s
+}
+
+// never is an instant before all others.
+const never time.Duration = -1 << 62
+
+// unlock releases mu and then tells what happened to the server's health.
+func (s *server) unlock() {
+	news := s.news
+	s.news = nil
+	s.mu.Unlock()
+	if s.f.config.OnHealth != nil {
+		for _, h := range news {
+			s.f.config.OnHealth(h)
+		}
+	}
+}
+
+// jitter returns a random share of d; the caller holds mu.
+func (s *server) jitter(d time.Duration) time.Duration {
+	return time.Duration(s.rng.Uint64() % uint64(max(d, 1)))
+}
+
+// claim reserves the next trial of a path that is down, or the first of
+// several that are. It reports whether the caller is to make it.
+func (s *server) claim(t Transport, now time.Duration, anyway bool) bool {
+	s.mu.Lock()
+	defer s.unlock()
+	p := &s.paths[t]
+	if !p.due(now) && !anyway {
+		return false
+	}
+	p.claim(now, rand.New(s.rng).Float64())
+	return true
+}
+
+// strike counts a failure of a path. If that takes the path down, everybody who
+// waits on it is told: packets to a dead server load nobody, so a question that
+// moves to the next one costs that one no more than its share. The caller holds
+// mu.
+func (s *server) strike(t Transport, now time.Duration) {
+	if !s.paths[t].strike(now) {
+		return
+	}
+	s.news = append(s.news, Health{Server: s.addr, Transport: t})
+	for _, c := range s.pools[t].conns {
+		c.tell(pathDown, never)
+	}
+}
+
+// good counts a usable answer; the caller holds mu.
+func (s *server) good(t Transport) {
+	if s.paths[t].good() {
+		s.news = append(s.news, Health{Server: s.addr, Transport: t, Up: true})
+	}
+}
+
+// blame counts an error answer to a question that another server could answer.
+func (s *server) blame(t Transport, now time.Duration) {
+	s.mu.Lock()
+	defer s.unlock()
+	s.strike(t, now)
+}
+
+// overdue counts that x is still unanswered when it is time for a second
+// question of that kind.
+func (s *server) overdue(x *exchange, k Kind) {
+	s.mu.Lock()
+	defer s.unlock()
+	if !x.judged {
+		x.late[k] = true
+		s.paths[x.attempts[0].tr].overdue[k].add(true)
+	}
+}
+
+// judge counts that x was answered, before it was time for the kinds of second
+// questions that overdue did not count. The caller holds mu.
+func (s *server) judge(x *exchange) {
+	if x.judged || x.attempts[0].srv != s {
+		return
+	}
+	x.judged = true
+	for k := range x.late {
+		if !x.late[k] {
+			s.paths[x.attempts[0].tr].overdue[k].add(false)
+		}
+	}
+}
+
+// fruitful reports whether a second question can help on this path: not while
+// most of the recent first ones were unanswered as long.
+func (s *server) fruitful(t Transport, k Kind) bool {
+	s.mu.Lock()
+	defer s.unlock()
+	return s.paths[t].overdue[k] <= mostly
+}
+
+// silentSince reports whether the path has given no answer since the instant.
+func (s *server) silentSince(t Transport, since time.Duration) bool {
+	s.mu.Lock()
+	defer s.unlock()
+	return s.paths[t].heard < since
+}
+
+// countFallback counts a truncated answer that is asked for again over TCP.
+func (s *server) countFallback() {
+	s.mu.Lock()
+	defer s.unlock()
+	s.paths[UDP].fallbacks++
+}
+
+// idle reports whether the server has no socket open.
+func (s *server) idle() bool {
+	s.mu.Lock()
+	defer s.unlock()
+	return len(s.pools[UDP].conns)+len(s.pools[TCP].conns) == 0
+}
