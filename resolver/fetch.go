@@ -102,7 +102,15 @@ func (r *Resolver) keep(key []byte, q upstream.Question, res *result, life, now 
 		rec := &resp.Records[i]
 		dnswire.SetTTL(msg, rec.TTLOff, min(rec.TTL(msg), wholeSeconds(life)))
 	}
-	e, _ := r.cache.Store(key, msg, &resp, now)
+	return r.store(key, msg, &resp, now)
+}
+
+// store stores a walk's answer.
+func (r *Resolver) store(key, msg []byte, resp *dnswire.Response, now time.Duration) outcome {
+	e, _ := r.cache.Store(key, msg, resp, now)
+	if e.Kind() == cache.Miss {
+		return r.failed(key, cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEInvalidData, Text: "search-list walk: unusable answer"}, now)
+	}
 	return outcome{entry: e, ok: true}
 }
 
@@ -135,8 +143,7 @@ func (r *Resolver) lead(key []byte, q upstream.Question, winner []byte, own *res
 	if err != nil {
 		return r.failed(key, cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEInvalidData, Text: "search-list walk: " + err.Error()}, now)
 	}
-	e, _ := r.cache.Store(key, msg, &resp, now)
-	return outcome{entry: e, ok: true}
+	return r.store(key, msg, &resp, now)
 }
 
 // render returns the whole answer about a name as a message.

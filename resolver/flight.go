@@ -225,7 +225,10 @@ func (r *Resolver) ask(ctx context.Context, key []byte, q upstream.Question) out
 		failure = failureOf(err)
 	case ans.Response.Rcode == dnswire.RcodeNoError || ans.Response.Rcode == dnswire.RcodeNXDomain:
 		e, _ := r.cache.Store(key, ans.Msg, &ans.Response, now)
-		return outcome{entry: e, ok: true}
+		if e.Kind() != cache.Miss {
+			return outcome{entry: e, ok: true}
+		}
+		failure = cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEInvalidData, Text: "upstream " + ans.Server.String() + ": unusable answer"}
 	default:
 		failure = failureAnswer(&ans)
 	}

@@ -71,7 +71,12 @@ func resolverSettings(cfg *config.Config) (resolver.Settings, error) {
 func cacheConfig(cfg *config.Config) cache.Config {
 	c := cache.Config{Size: int64(cfg.Cache.Size)}
 	for _, z := range cfg.Cache.Zones {
-		c.Zones = append(c.Zones, cache.Zone{Name: z.Name, Positive: z.Positive, Negative: z.Negative, Stale: z.Stale})
+		// NODATA goes stale with the addresses of the other family: musl
+		// fails a whole look-up when one of its two answers is SERVFAIL.
+		// NXDOMAIN never does: a name that was denied may exist by now.
+		c.Zones = append(c.Zones, cache.Zone{
+			Name: z.Name, Positive: z.Positive, Negative: z.Negative, Stale: z.Stale, StaleNoData: z.Stale,
+		})
 	}
 	return c
 }
