@@ -40,7 +40,7 @@ func TestRoundOfEcho(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range []metric{hitQPS, cpu5k, p50At1k, p999At5k, startup, binarySize} {
+		for _, m := range []metric{hitQPS, hitCPU, p50At1k, p999At5k, startup, binarySize} {
 			if got[m] <= 0 {
 				t.Errorf("%s = %v", m, got[m])
 			}

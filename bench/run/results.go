@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -139,6 +140,14 @@ func (r *results) write(dir string) error {
 		put("results.md", r.markdown()),
 		put("results.svg", r.plot()),
 	)
+}
+
+// quiet says that nothing much ran on the machine before the first round.
+func (r *results) quiet() bool {
+	const much = 0.5
+	minute, _, _ := strings.Cut(r.Load, " ")
+	load, err := strconv.ParseFloat(minute, 64)
+	return err == nil && load < much
 }
 
 // figure is a metric over the rounds.

@@ -63,6 +63,23 @@ func TestVersionLine(t *testing.T) {
 	}
 }
 
+func TestQuiet(t *testing.T) {
+	for _, tt := range []struct {
+		load string
+		want bool
+	}{
+		{"0.08 1.50 2.00", true},
+		{"0.50 0.00 0.00", false},
+		{"12.3 1.50 2.00", false},
+		{"", false},
+	} {
+		r := &results{Load: tt.load}
+		if got := r.quiet(); got != tt.want {
+			t.Errorf("quiet with load %q = %v", tt.load, got)
+		}
+	}
+}
+
 func TestReport(t *testing.T) {
 	r := &results{
 		Date: "2026-01-02", Kernel: "6.1.0", CPU: "an example, 2 CPUs", Go: "go1.26.0", Load: "0.00 0.01 0.02",

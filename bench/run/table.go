@@ -30,6 +30,9 @@ ratios within this page; absolute figures change with the machine and the day.
 ![CPU per query and memory per entry](results.svg)
 `, r.Date, r.Kernel, r.CPU, r.Go, r.Rounds, r.Duration, r.Load)
 
+	if !r.quiet() {
+		b.WriteString("\n**The machine was busy with other things: these figures are provisional.**\n")
+	}
 	r.table(&b, "Hits at saturation", "1,000 names, 100 queries in flight on 4 source ports. CPU is the server's, user and system, per answer.", []column{
 		{"queries/s", hitQPS, 1, 0}, {"CPU µs/query", hitCPU, 1, 2}, {"lost", lost, 1, 0},
 	})
