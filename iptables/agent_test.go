@@ -17,6 +17,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/dnsguard/dnsguard/internal/lab"
 )
@@ -31,13 +34,15 @@ type agent struct {
 
 // agentConfig is what an agent is told at its start.
 type agentConfig struct {
-	Socket   string     // where it listens for RPC
-	Config   Config     `json:"-"` // without functions
-	Wire     wireConfig // the same, as it is sent
-	Sockets  int        // UDP sockets an address
-	Steer    bool
-	Count    bool // compare clients' counters
-	NoListen bool // intercept only
+	Socket    string     // where it listens for RPC
+	Config    Config     `json:"-"` // without functions
+	Wire      wireConfig // the same, as it is sent
+	Sockets   int        // UDP sockets an address
+	Steer     bool
+	Count     bool   // compare clients' counters
+	NoListen  bool   // intercept only
+	Path      string `json:"-"` // PATH, to choose the iptables variant
+	Powerless bool   // give NET_ADMIN up first
 }
 
 // wireConfig is a Config without its functions.
@@ -82,9 +87,11 @@ func tryAgent(t *testing.T, ns *lab.Namespace, cfg agentConfig) (*agent, error) 
 		t.Fatal(err)
 	}
 	out, in := io.Pipe()
-	proc, err := ns.Start(lab.Command{
-		Path: exe, Env: append(os.Environ(), roleEnv+"=agent", "AGENT="+string(text)), Stdout: in, Stderr: os.Stderr,
-	})
+	env := append(os.Environ(), roleEnv+"=agent", "AGENT="+string(text))
+	if cfg.Path != "" {
+		env = append(env, "PATH="+cfg.Path)
+	}
+	proc, err := ns.Start(lab.Command{Path: exe, Env: env, Stdout: in, Stderr: os.Stderr})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +227,10 @@ func runAgent() error {
 	if cfg.Count {
 		cfg.Config.Received = a.count
 	}
-	err := a.start(cfg)
+	err := giveUp(cfg.Powerless)
+	if err == nil {
+		err = a.start(cfg)
+	}
 	if err != nil {
 		p := agentProblem{Text: err.Error(), NotSupported: errors.Is(err, ErrNotSupported)}
 		var ce *ConfigError
@@ -245,6 +255,25 @@ func runAgent() error {
 		return err
 	}
 	s.Accept(l)
+	return nil
+}
+
+// giveUp drops NET_ADMIN from every thread.
+func giveUp(powerless bool) error {
+	if !powerless {
+		return nil
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return err
+	}
+	data[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+	data[0].Permitted &^= 1 << unix.CAP_NET_ADMIN
+	_, _, errno := syscall.AllThreadsSyscall(syscall.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0)
+	if errno != 0 {
+		return errno
+	}
 	return nil
 }
 

@@ -75,28 +75,23 @@ func nested(kind uint16, b *batch, attrs ...netlink.Attribute) netlink.Attribute
 	return netlink.Attribute{Type: unix.NLA_F_NESTED | kind, Data: data}
 }
 
-// create adds a table that must not exist, with all that is in it.
-func (b *batch) create(t *table) {
+// assert makes the kernel carry a table as it is meant, whatever part of it is
+// there: rules and the members of constant sets are replaced; what the other
+// sets have learned stays.
+func (b *batch) assert(t *table) {
 	var flags uint32
 	if t.owner {
 		flags = nftTableFOwner
 	}
-	b.add("add table "+t.name, unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Excl,
+	b.add("add table "+t.name, unix.NFT_MSG_NEWTABLE, netlink.Create,
 		netlink.Attribute{Type: unix.NFTA_TABLE_NAME, Data: cstring(t.name)},
 		netlink.Attribute{Type: unix.NFTA_TABLE_FLAGS, Data: be32(flags)})
 	for i := range t.sets {
 		b.set(t, &t.sets[i])
-		b.elements(t, &t.sets[i])
 	}
 	for i := range t.chains {
 		b.chain(t, &t.chains[i])
 	}
-	b.rules(t)
-}
-
-// refill replaces the rules and the constant sets of a table that has the same
-// sets and chains; what the other sets have learned stays.
-func (b *batch) refill(t *table) {
 	b.add("flush table "+t.name, unix.NFT_MSG_DELRULE, 0,
 		netlink.Attribute{Type: unix.NFTA_RULE_TABLE, Data: cstring(t.name)})
 	for i := range t.sets {

@@ -42,7 +42,7 @@ func readChangeMark(legacy bool) (changeMark, error) {
 		return changeMark{generation: id}, err
 	}
 	var m changeMark
-	for fam, names := range [2]string{"/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"} {
+	for fam, names := range [2]string{"/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"} {
 		// To ask for a table would make the kernel create it.
 		tables, err := os.ReadFile(names)
 		if err != nil || !slices.Contains(strings.Fields(string(tables)), "raw") {

@@ -50,7 +50,7 @@ func removeLeftovers(own int) error {
 	}
 	// Every chain of ours uses xt_recent, so a list of it gives them away:
 	// programs need not be started to find that there are none.
-	if lists, e := os.ReadDir("/proc/net/xt_recent"); e == nil {
+	if lists, e := os.ReadDir("/proc/thread-self/net/xt_recent"); e == nil {
 		for _, l := range lists {
 			if strings.HasPrefix(l.Name(), "dnsguard") {
 				_, xtErr := removeChains(living)

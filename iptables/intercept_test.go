@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/netip"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -95,5 +94,4 @@ func TestIntercept(t *testing.T) {
 			wantFrom(t, s.Node.Namespace, network, server, false)
 		}
 	}
-	_ = syscall.SIGKILL
 }

@@ -37,6 +37,7 @@ type Interceptor struct {
 	targets   Targets
 	withdrawn map[Service]bool
 	taking    map[Service]bool // what the kernel was last seen to do
+	lastBeat  time.Time
 	asking    map[Service]bool // probes under way
 	probed    map[Service]error
 	foreign   []string
@@ -249,9 +250,16 @@ func (i *Interceptor) beat(ctx context.Context, probes *sync.WaitGroup) {
 		return
 	}
 	i.stats.AliveError = nil
+	// A process that was stopped may have answered again before it looks.
+	now := time.Now()
+	stalled := !i.lastBeat.IsZero() && now.Sub(i.lastBeat) > i.cfg.AliveTimeout
+	i.lastBeat = now
 	for _, s := range i.targets.services() {
 		if i.withdrawn[s] {
 			continue
+		}
+		if stalled {
+			i.transition(s, false, ReasonSilent)
 		}
 		i.transition(s, left[s] > 0, ReasonSilent)
 		if left[s] > i.cfg.AliveTimeout*3/4 || i.asking[s] {

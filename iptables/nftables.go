@@ -100,37 +100,32 @@ func (k *nftKernel) carry(r *ruleset, t table, disarmed []Service) (repaired boo
 	}
 	had, ours := k.tables[t.name]
 	text := t.String()
-	var b batch
-	switch {
-	case exists && ours && had.text == text:
-		if now.owned {
-			return false, nil
-		}
-		image, err := r.image(&t)
-		if err != nil {
-			return false, err
-		}
-		if bytes.Equal(image, had.image) {
-			return false, nil
+	if ours && had.text == text {
+		if exists {
+			if now.owned {
+				return false, nil // nobody else can change it
+			}
+			image, err := r.image(&t)
+			if err != nil {
+				return false, err
+			}
+			if bytes.Equal(image, had.image) {
+				return false, nil
+			}
 		}
 		repaired = true
+	}
+	var b batch
+	if exists && !ours { // a predecessor's
 		b.remove(t.name)
-		b.create(&t)
-	case exists && ours && t.name == tableName(k.slot) && had.layout() == (carried{text: text}).layout():
-		b.refill(&t)
-		for fam := range 2 {
-			var gone []element
-			for _, s := range ofFamily(disarmed, fam) {
-				gone = append(gone, element{key: serviceKey(s), timeout: time.Second})
-			}
-			b.drop(t.name, setName(setAlive, fam), gone)
+	}
+	b.assert(&t)
+	for fam := range 2 {
+		var gone []element
+		for _, s := range ofFamily(disarmed, fam) {
+			gone = append(gone, element{key: serviceKey(s), timeout: time.Second})
 		}
-	case exists: // of a predecessor, or changed by somebody
-		b.remove(t.name)
-		b.create(&t)
-	default:
-		repaired = ours
-		b.create(&t)
+		b.drop(t.name, setName(setAlive, fam), gone)
 	}
 	if err := b.commit(k.conn); err != nil {
 		return false, fmt.Errorf("apply table %s: %w", t.name, err)
@@ -143,17 +138,6 @@ func (k *nftKernel) carry(r *ruleset, t table, disarmed []Service) (repaired boo
 	}
 	k.tables[t.name] = c
 	return repaired, nil
-}
-
-// layout is the names of a table's sets and chains, from its text.
-func (c carried) layout() string {
-	var names []string
-	for line := range bytes.Lines([]byte(c.text)) {
-		if f := bytes.Fields(line); len(f) == 3 && (string(f[0]) == "set" || string(f[0]) == "chain") {
-			names = append(names, string(f[1]))
-		}
-	}
-	return fmt.Sprint(names)
 }
 
 // carryFallback keeps the table that outlives the process, unless a newer

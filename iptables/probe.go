@@ -44,10 +44,10 @@ func tryNFT(c *netlink.Conn, rs RuleSet, owner bool) error {
 	process := rs.process(owner)
 	process.name = probeTable
 	var b batch
-	b.create(&process)
+	b.assert(&process)
 	if t, ok := rs.fallback(); ok {
 		t.name = probeTable + "-fallback"
-		b.create(&t)
+		b.assert(&t)
 	}
 	return b.try(c)
 }

@@ -70,9 +70,9 @@ func TestKernelGetsTheText(t *testing.T) {
 			in(t, sent, func() error {
 				return withConn(func(c *netlink.Conn) error {
 					var b batch
-					b.create(&process)
+					b.assert(&process)
 					if hasFallback {
-						b.create(&fallback)
+						b.assert(&fallback)
 					}
 					return b.commit(c)
 				})

@@ -226,7 +226,7 @@ func (k *xtKernel) alive() (map[Service]time.Duration, error) {
 // readRecent returns the stamp of an address in a list of xt_recent, "" if it
 // has none.
 func readRecent(list string, addr netip.Addr) (string, error) {
-	text, err := os.ReadFile("/proc/net/xt_recent/" + list)
+	text, err := os.ReadFile("/proc/thread-self/net/xt_recent/" + list)
 	if errors.Is(err, fs.ErrNotExist) { // a repair is due
 		return "", nil
 	}
