@@ -84,6 +84,9 @@ func (b *batch) datagram(i int) (msg []byte, cut bool) {
 	return b.bufs[i][:min(int(b.hdrs[i].len), len(b.bufs[i]))], b.hdrs[i].hdr.Flags&unix.MSG_TRUNC != 0
 }
 
+// nativeUint32 reads four octets as the machine holds them in a register.
+func nativeUint32(b [4]byte) uint32 { return *(*uint32)(unsafe.Pointer(&b)) }
+
 // peer returns the address that the i-th datagram came from.
 func (b *batch) peer(i int) netip.AddrPort { return sockaddr(&b.names[i]) }
 

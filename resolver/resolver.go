@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"net"
 	"net/netip"
 	"sync"
@@ -72,6 +73,7 @@ type Resolver struct {
 	total      atomic.Int64
 	prefetch   atomic.Bool
 	draining   atomic.Bool
+	seed       maphash.Seed // of client addresses' hashes
 
 	flights flights
 	walks   *walks
@@ -88,15 +90,17 @@ type Resolver struct {
 
 	mu      sync.Mutex
 	serving map[*Endpoint]*service
-	gone    Stats // of endpoints that were removed
+	gone    Stats  // of endpoints that were removed
+	stuck   uint64 // sockets closed by CloseStuck
 }
 
 // service is an endpoint being served.
 type service struct {
-	readers []*udpReader
-	leaving atomic.Bool
-	udp     sync.WaitGroup // readers
-	tcp     sync.WaitGroup // acceptors and connections
+	readers   []*udpReader
+	acceptors []*acceptor
+	leaving   atomic.Bool
+	udp       sync.WaitGroup // readers
+	tcp       sync.WaitGroup // acceptors and connections
 }
 
 // New returns a Resolver that serves nothing yet.
@@ -104,7 +108,7 @@ func New(c Config) (*Resolver, error) {
 	if c.Cache == nil || c.Forwarder == nil {
 		return nil, errors.New("resolver: Cache and Forwarder are needed")
 	}
-	r := &Resolver{cache: c.Cache, serving: map[*Endpoint]*service{}, walks: newWalks()}
+	r := &Resolver{cache: c.Cache, serving: map[*Endpoint]*service{}, walks: newWalks(), seed: maphash.MakeSeed()}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.flights.byKey = map[string]*flight{}
 	r.flights.perClient = map[netip.Addr]int{}
@@ -163,19 +167,31 @@ func (r *Resolver) Serve(ep *Endpoint) error {
 		svc.udp.Go(u.run)
 	}
 	for _, l := range ep.TCP {
-		svc.tcp.Go(func() { r.accept(svc, ep, l) })
+		a := &acceptor{l: l}
+		svc.acceptors = append(svc.acceptors, a)
+		svc.tcp.Go(func() { r.accept(svc, ep, a) })
 	}
 	return nil
 }
 
+// acceptor takes in the TCP connections of one listener.
+type acceptor struct {
+	l       *net.TCPListener
+	clients clientSketch
+	beat    heartbeat
+	stuck   atomic.Bool // the watchdog has closed l
+}
+
 // accept takes in TCP connections until the listener is told to drain or is
 // closed.
-func (r *Resolver) accept(svc *service, ep *Endpoint, l *net.TCPListener) {
+func (r *Resolver) accept(svc *service, ep *Endpoint, a *acceptor) {
 	for {
-		conn, err := l.AcceptTCP()
+		conn, err := a.l.AcceptTCP()
 		switch {
 		case err == nil:
-			r.serveConn(svc, ep, conn)
+			a.beat.begin(r.cache.Now())
+			r.serveConn(svc, ep, a, conn)
+			a.beat.end()
 		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
 			// Out of file descriptors or memory: the connection stays
 			// queued. Those that are open close soon.
@@ -204,9 +220,10 @@ func (r *Resolver) pause(d time.Duration) bool {
 }
 
 // serveConn serves a connection if there is room for it.
-func (r *Resolver) serveConn(svc *service, ep *Endpoint, conn *net.TCPConn) {
+func (r *Resolver) serveConn(svc *service, ep *Endpoint, a *acceptor, conn *net.TCPConn) {
 	peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	peer = netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port())
+	a.clients.count(r.hashClient(peer.Addr()))
 	t := newTCPConn(r, conn, peer, &r.framed)
 	if reason, ok := r.conns.admit(t, ep); !ok {
 		r.framed.shed[reason].Add(1)
@@ -248,14 +265,21 @@ func (r *Resolver) Shutdown(ctx context.Context) error {
 	r.mu.Unlock()
 	err := r.leave(ctx, all, r.cancel)
 	r.cancel()
-	r.running.Wait()
+	if !errors.Is(err, errStuck) {
+		r.running.Wait()
+	}
 	return err
 }
 
+// stuckGrace is how long flights have to end once their context has.
+const stuckGrace = 2 * time.Second
+
+var errStuck = errors.New("a reader stands still")
+
 // leave ends the services: first nothing new comes in, then what came in is
 // answered, then the sockets are closed. When ctx ends first, connections are
-// cut, expired is called, and only flights are waited for, which end in any
-// case: their forwarder has a deadline, and a context.
+// cut, expired is called, and flights are waited for a little longer: they end
+// in any case, by their forwarder's deadline or its context.
 func (r *Resolver) leave(ctx context.Context, services map[*Endpoint]*service, expired func()) error {
 	for ep, svc := range services {
 		svc.leaving.Store(true)
@@ -290,7 +314,13 @@ func (r *Resolver) leave(ctx context.Context, services map[*Endpoint]*service, e
 			r.conns.abort(ep)
 		}
 		expired()
-		<-done
+		grace := time.NewTimer(stuckGrace)
+		defer grace.Stop()
+		select {
+		case <-done:
+		case <-grace.C: // a goroutine stands still: leave it behind
+			err = errors.Join(err, errStuck)
+		}
 	}
 	for ep := range services {
 		_ = ep.Close()
@@ -315,6 +345,7 @@ func (r *Resolver) forget(services map[*Endpoint]*service) {
 func (r *Resolver) Stats() Stats {
 	r.mu.Lock()
 	s := r.gone
+	s.Stuck = r.stuck
 	s.Duration.Counts = append([]uint64(nil), r.gone.Duration.Counts...)
 	for ep, svc := range r.serving {
 		d := SocketDrops{Address: ep.Addr.String()}

@@ -131,6 +131,7 @@ type Stats struct {
 	SendErrors uint64          // answers that the kernel would not take
 	Duration   Histogram
 	Drops      []SocketDrops
+	Stuck      uint64                               // sockets closed because their goroutine stood still
 	Walks      [NumWalkKinds][NumWalkResults]uint64 // search-list walks
 	Saved      uint64                               // questions that walks spared clients
 	InFlight   int                                  // flights

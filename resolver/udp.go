@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,10 @@ type udpReader struct {
 	in   *batch
 	out  *batch
 	owed sync.WaitGroup // queries that wait in flights
+
+	clients clientSketch
+	beat    heartbeat
+	stuck   atomic.Bool // the watchdog has closed conn
 
 	// The functions given to raw, made once so that a batch allocates
 	// nothing, with their arguments and results.
@@ -90,10 +95,13 @@ func (u *udpReader) drain() {
 // serve answers the batch that was received.
 func (u *udpReader) serve() {
 	now := u.r.cache.Now()
+	u.beat.begin(now)
+	defer u.beat.end()
 	src := source{transport: UDP, replier: u}
 	out := 0
 	for i := range u.received {
 		msg, cut := u.in.datagram(i)
+		u.clients.count(u.r.hashPeer(&u.in.names[i]))
 		src.peer = u.in.peer(i)
 		if src.peer.Port() == 0 { // spoofed: no answer can be sent
 			u.c.dropped.Add(1)

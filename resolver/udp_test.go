@@ -48,6 +48,22 @@ func dial(t testing.TB, network string, addr netip.AddrPort) net.Conn {
 	return c
 }
 
+// dialFrom is dial from an address of loopback.
+func dialFrom(t testing.TB, network, from string, to netip.AddrPort) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}
+	if network == "tcp" {
+		d.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
+	}
+	c, err := d.DialContext(t.Context(), network, to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	return c
+}
+
 // TestSockets asks over real sockets of both families and transports, on named
 // and on unspecified addresses, a miss and then a hit.
 func TestSockets(t *testing.T) {
@@ -294,18 +310,11 @@ func TestConnectionLimits(t *testing.T) {
 	// refused tells whether a new connection from the address is closed.
 	refused := func(from string) bool {
 		t.Helper()
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
-		c, err := d.DialContext(t.Context(), "tcp4", fmt.Sprintf("127.0.0.1:%d", ep.Addr.Port()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-		conn := &dns.Conn{Conn: c}
+		conn := &dns.Conn{Conn: dialFrom(t, "tcp", from, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), ep.Addr.Port()))}
 		if conn.WriteMsg(query("example.com.", dns.TypeA)) != nil {
 			return true
 		}
-		_, err = conn.ReadMsg()
+		_, err := conn.ReadMsg()
 		return err != nil
 	}
 	for i, want := range []struct {

@@ -1,0 +1,99 @@
+package resolver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/dnsguard/dnsguard/resolver/search"
+)
+
+// TestCloseStuck: one reader of four stands still; once its socket is closed,
+// every client is answered again, and shutting down does not wait for it.
+func TestCloseStuck(t *testing.T) {
+	release := make(chan struct{})
+	var stop atomic.Bool
+	block := func(s *Search) {
+		s.Client = func(netip.Addr) (*search.List, bool) {
+			if stop.Swap(false) {
+				<-release
+			}
+			return nil, true
+		}
+	}
+	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)}, withSearch(t, block))
+	ep, err := Listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), ListenOptions{Readers: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Serve(ep); err != nil {
+		t.Fatal(err)
+	}
+	if n := r.CloseStuck(time.Hour); n != 0 {
+		t.Fatalf("%d sockets closed of healthy readers", n)
+	}
+	stop.Store(true)
+	if err := (&dns.Conn{Conn: dial(t, "udp", ep.Addr)}).WriteMsg(query("stuck.example.com.", dns.TypeA)); err != nil {
+		t.Fatal(err)
+	}
+	for r.CloseStuck(10*time.Millisecond) == 0 {
+		runtime.Gosched()
+	}
+	for i := range 100 { // new ports: with the socket still in the group, 25 of them would wait for ever
+		conn := &dns.Conn{Conn: dial(t, "udp", ep.Addr)}
+		if err := conn.WriteMsg(query(fmt.Sprintf("n%d.example.com.", i), dns.TypeA)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.ReadMsg(); err != nil {
+			t.Fatalf("client %d: %v", i, err)
+		}
+	}
+	if s := r.Stats(); s.Stuck != 1 {
+		t.Errorf("%d sockets counted as stuck, want 1", s.Stuck)
+	}
+	if n := r.CloseStuck(10 * time.Millisecond); n != 0 {
+		t.Errorf("%d closed a second time", n)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := r.Shutdown(ctx); !errors.Is(err, errStuck) {
+		t.Errorf("shutdown: %v, want %v", err, errStuck)
+	}
+	close(release)
+}
+
+// TestReceived: every client's datagrams and connections are counted, whatever
+// else comes in.
+func TestReceived(t *testing.T) {
+	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
+	ep := serve(t, r, "0.0.0.0:0", 2)
+	for i, from := range []string{"127.0.0.2", "127.0.0.3", "127.0.0.4"} {
+		client := netip.MustParseAddr(from)
+		for _, network := range []string{"udp", "tcp"} {
+			for range i + 1 {
+				conn := &dns.Conn{Conn: dialFrom(t, network, from, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), ep.Addr.Port()))}
+				if err := conn.WriteMsg(query("example.com.", dns.TypeA)); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := conn.ReadMsg(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, transport := range []Transport{UDP, TCP} {
+			if n := r.Received(client, transport); n != uint64(i+1) {
+				t.Errorf("%s over %v: %d received, want %d", from, transport, n, i+1)
+			}
+		}
+	}
+	if n := r.Received(netip.MustParseAddr("2001:db8::1"), UDP); n != 0 {
+		t.Errorf("%d received of a client that never asked", n)
+	}
+}
