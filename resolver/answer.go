@@ -42,6 +42,11 @@ type scratch struct {
 	c   *counters
 	q   dnswire.Query
 	key []byte
+
+	// The client's search list, where it is not the one that its address
+	// tells: Explain asks for clients that do not exist.
+	list      *search.List
+	listGiven bool
 }
 
 func newScratch(c *counters) *scratch {
@@ -93,7 +98,7 @@ func (r *Resolver) answer(s *scratch, msg []byte, cut bool, src *source, now tim
 		return r.hit(s, msg, src, nil, entry, kind, now, dst), false
 	}
 	// No data under the name: it may be a step of the client's search list.
-	w, ok := r.walks.plan(&s.q, src.peer.Addr(), s.key[:s.q.NameLen])
+	w, ok := r.walks.plan(s, src.peer.Addr())
 	if !ok {
 		if kind == cache.Miss {
 			return r.join(s, msg, src, nil, now, dst)

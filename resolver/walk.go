@@ -117,12 +117,15 @@ func (w *walks) list(s *Search, client netip.Addr, qname []byte) *search.List {
 //
 // Queries with DO are never walked: a validating client builds its own names,
 // and a CNAME of ours would be bogus to it.
-func (w *walks) plan(q *dnswire.Query, client netip.Addr, qname []byte) (search.Walk, bool) {
+func (w *walks) plan(sc *scratch, client netip.Addr) (search.Walk, bool) {
 	s := w.search.Load()
-	if s == nil || q.DO || !s.walks(q.Type) {
+	if s == nil || sc.q.DO || !s.walks(sc.q.Type) {
 		return search.Walk{}, false
 	}
-	l := w.list(s, client, qname)
+	qname, l := sc.key[:sc.q.NameLen], sc.list
+	if !sc.listGiven {
+		l = w.list(s, client, qname)
+	}
 	if l == nil {
 		return search.Walk{}, false
 	}

@@ -175,3 +175,23 @@ func Decide(own, sibling State, last bool) Step {
 	}
 	return Ask
 }
+
+// Names appends the names that a client's libc tries for a name, in its order
+// (resolv.conf(5)): with fewer than ndots dots the list first and the name as
+// it is last, else the other way round. musl does not search at all in the
+// latter case. Names are in folded wire form; those that would be too long are
+// left out.
+func (l *List) Names(dst [][]byte, name []byte) [][]byte {
+	base := name[:len(name)-1]
+	w := Walk{list: l, base: base, expand: labels(base)-1 >= l.NDots}
+	for i := range w.Len() {
+		if c, ok := w.Candidate(nil, i); ok {
+			dst = append(dst, c)
+		}
+	}
+	return dst
+}
+
+// WireName packs a name in presentation form, relative or absolute, in folded
+// wire form.
+func WireName(name string) ([]byte, error) { return wireName(name) }

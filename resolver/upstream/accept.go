@@ -1,6 +1,8 @@
 package upstream
 
 import (
+	"time"
+
 	"github.com/miekg/dns"
 
 	"github.com/dnsguard/dnsguard/internal/dnswire"
@@ -15,17 +17,14 @@ const (
 	answer
 )
 
-// examine reads a message from a server. RDATA and options that dnswire does
-// not know are left to miekg/dns.
+// examine reads a message from a server. Where it leaves something unchecked,
+// miekg/dns has to look.
 func examine(msg []byte, r *dnswire.Response) verdict {
 	if err := dnswire.ParseResponse(msg, r); err != nil {
 		return garbage
 	}
 	if r.Flags&dnswire.FlagTC != 0 {
 		return cut
-	}
-	if r.Unchecked && new(dns.Msg).Unpack(msg[:r.End]) != nil {
-		return garbage
 	}
 	return answer
 }
@@ -48,4 +47,92 @@ func isFailure(msg []byte, r *dnswire.Response) bool {
 		return an == 0 && ns > 0 && r.Classify(msg).Kind == dnswire.Referral
 	}
 	return true
+}
+
+// receive takes in one message from the socket. now is when it arrived, owned
+// tells that the caller will not use msg again. It reports whether the socket
+// has more to wait for.
+func (c *conn) receive(msg []byte, r *dnswire.Response, now time.Duration, owned bool) bool {
+	v := examine(msg, r)
+	if v == answer && r.Unchecked && c.expects(r.ID) && new(dns.Msg).Unpack(msg[:r.End]) != nil {
+		v = garbage
+	}
+	x, i, more := c.take(msg, r, v, now)
+	if x == nil {
+		return more
+	}
+	a := &x.attempts[i]
+	a.cut = v == cut
+	if !a.cut {
+		msg = msg[:r.End]
+		if !owned {
+			msg = append(make([]byte, 0, len(msg)), msg...)
+		}
+		a.msg, a.response = msg, *r
+		a.response.Records = append(make([]dnswire.Record, 0, len(r.Records)), r.Records...)
+	}
+	x.events <- event{attempt: i, what: answered}
+	return more
+}
+
+// expects reports whether an answer with the id is waited for: before the dear
+// part of checking one.
+func (c *conn) expects(id uint16) bool {
+	c.srv.mu.Lock()
+	defer c.srv.mu.Unlock()
+	return c.entries[id].x != nil
+}
+
+// take finds who waits for the message and, if it is the right answer, takes
+// the waiting entry out: from then on the caller owes the exchange an event.
+// Wrong answers are counted, and the wait goes on.
+func (c *conn) take(msg []byte, r *dnswire.Response, v verdict, now time.Duration) (x *exchange, i uint8, more bool) {
+	s := c.srv
+	s.mu.Lock()
+	defer s.unlock()
+	p := &s.paths[c.tr]
+	if len(msg) < dnswire.HeaderLen {
+		p.wrong[WrongMessage]++
+		return nil, 0, true
+	}
+	id := dnswire.ID(msg)
+	e, ok := c.entries[id]
+	switch {
+	case !ok:
+		p.wrong[WrongID]++
+		return nil, 0, true
+	case v == garbage:
+		p.wrong[WrongMessage]++
+		if e.x != nil {
+			e.x.attempts[e.i].garbled = true
+		}
+		return nil, 0, true
+	case e.x != nil && !e.x.asked(msg, r):
+		p.wrong[WrongQuestion]++
+		return nil, 0, true
+	}
+	delete(c.entries, id)
+	c.heard, c.silent = now, 0
+	p.heard = now
+	p.sample(now - e.sent)
+	p.latency.add(now - e.sent)
+	s.promote(c, now)
+	fine := v == answer && !isFailure(msg, r)
+	if fine {
+		s.good(c.tr)
+	}
+	if e.x == nil {
+		p.late++
+		return nil, 0, !c.done()
+	}
+	c.live--
+	a := &e.x.attempts[e.i]
+	if a.edns && !chokes(r.Rcode) {
+		s.edns.heard, s.edns.suspect = now, 0
+	}
+	if a.failure = !fine && v == answer; a.failure {
+		p.failures[Rcode]++
+	}
+	s.judge(e.x)
+	return e.x, e.i, !c.done()
 }

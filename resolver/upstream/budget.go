@@ -13,7 +13,7 @@ const (
 	numKinds
 )
 
-// String returns the kind in the words of the metrics' labels.
+// String returns the kind in the form of a metric's label.
 func (k Kind) String() string { return [numKinds]string{"hedge", "retry"}[k] }
 
 // cost is what a question costs in tokens, so that one per cent of it is one.

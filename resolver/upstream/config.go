@@ -34,8 +34,8 @@ type Config struct {
 	// OnServers, if not nil, is told each change of a watched file's
 	// nameservers, and each error that keeps the old ones in use.
 	OnServers func(file string, servers []netip.AddrPort, err error)
-	// OnHealth, if not nil, is told when a server stops or resumes being
-	// asked over a transport. It must not block.
+	// OnHealth, if not nil, is told when a server stops or resumes answering
+	// over a transport. It must not block.
 	OnHealth func(Health)
 }
 

@@ -230,12 +230,12 @@ func TestError(t *testing.T) {
 	}{
 		"timeout":    {&Error{Reason: Timeout, Server: addr(1)}, "upstream 192.0.2.1:53: timeout", dnswire.EDENoReachable, "upstream 192.0.2.1:53: timeout"},
 		"network":    {cause, "upstream 192.0.2.1:53: network: connection refused", dnswire.EDENetworkError, "upstream 192.0.2.1:53: network"},
-		"budget":     {&Error{Reason: OverBudget, Server: addr(1)}, "upstream 192.0.2.1:53: budget", dnswire.EDENoReachable, "upstream 192.0.2.1:53: budget"},
-		"no servers": {&Error{Reason: NoServers}, "upstream: no_servers", dnswire.EDENoReachable, "no_servers"},
+		"budget":     {&Error{Reason: OverBudget, Server: addr(1)}, "upstream 192.0.2.1:53: over budget", dnswire.EDENoReachable, "upstream 192.0.2.1:53: over budget"},
+		"no servers": {&Error{Reason: NoServers}, "upstream: no servers", dnswire.EDENoReachable, "upstream: no servers"},
 		"malformed":  {&Error{Reason: Malformed, Server: addr(1)}, "upstream 192.0.2.1:53: malformed", dnswire.EDEInvalidData, "upstream 192.0.2.1:53: malformed"},
 		"truncated":  {&Error{Reason: Truncated, Server: addr(1)}, "upstream 192.0.2.1:53: truncated", dnswire.EDEInvalidData, "upstream 192.0.2.1:53: truncated"},
-		"canceled":   {&Error{Reason: Canceled, Err: context.Canceled}, "upstream: canceled: context canceled", dnswire.EDEOther, "canceled"},
-		"closed":     {&Error{Reason: Closed}, "upstream: closed", dnswire.EDENotReady, "closed"},
+		"canceled":   {&Error{Reason: Canceled, Err: context.Canceled}, "upstream: canceled: context canceled", dnswire.EDEOther, "upstream: canceled"},
+		"closed":     {&Error{Reason: Closed}, "upstream: closed", dnswire.EDENotReady, "upstream: closed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := tt.err.Error(); got != tt.text {
@@ -267,7 +267,7 @@ func TestNames(t *testing.T) {
 		got = append(got, w.String())
 	}
 	want := []string{
-		"timeout", "network", "budget", "no_servers", "malformed", "truncated", "canceled", "closed", "rcode",
+		"timeout", "network", "over_budget", "no_servers", "malformed", "truncated", "canceled", "closed", "rcode",
 		"hedge", "retry", "udp", "tcp", "id", "question", "message",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

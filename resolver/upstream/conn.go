@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"syscall"
 	"time"
-
-	"github.com/dnsguard/dnsguard/internal/dnswire"
 )
 
 // grace is how much longer than the longest exchange a socket waits for late
@@ -249,6 +247,9 @@ func (c *conn) close(err error) {
 			s.strike(c.tr, s.f.now())
 		}
 	}
+	if c.heard == never && errors.Is(err, errMovedOn) {
+		s.pools[c.tr].wary = s.f.now() + wariness
+	}
 	if c.kick != nil {
 		close(c.kick)
 	}
@@ -278,83 +279,6 @@ func (c *conn) tell(n news, since time.Duration) (told int) {
 	return told
 }
 
-// receive takes in one message from the socket. now is when it arrived, owned
-// tells that the caller will not use msg again. It reports whether the socket
-// has more to wait for.
-func (c *conn) receive(msg []byte, r *dnswire.Response, now time.Duration, owned bool) bool {
-	v := examine(msg, r)
-	x, i, more := c.take(msg, r, v, now)
-	if x == nil {
-		return more
-	}
-	a := &x.attempts[i]
-	a.cut = v == cut
-	if !a.cut {
-		msg = msg[:r.End]
-		if !owned {
-			msg = append(make([]byte, 0, len(msg)), msg...)
-		}
-		a.msg, a.response = msg, *r
-		a.response.Records = append(make([]dnswire.Record, 0, len(r.Records)), r.Records...)
-	}
-	x.events <- event{attempt: i, what: answered}
-	return more
-}
-
-// take finds who waits for the message and, if it is the right answer, takes
-// the waiting entry out: from then on the caller owes the exchange an event.
-// Wrong answers are counted, and the wait goes on.
-func (c *conn) take(msg []byte, r *dnswire.Response, v verdict, now time.Duration) (x *exchange, i uint8, more bool) {
-	s := c.srv
-	s.mu.Lock()
-	defer s.unlock()
-	p := &s.paths[c.tr]
-	if len(msg) < dnswire.HeaderLen {
-		p.wrong[WrongMessage]++
-		return nil, 0, true
-	}
-	id := dnswire.ID(msg)
-	e, ok := c.entries[id]
-	switch {
-	case !ok:
-		p.wrong[WrongID]++
-		return nil, 0, true
-	case v == garbage:
-		p.wrong[WrongMessage]++
-		if e.x != nil {
-			e.x.attempts[e.i].garbled = true
-		}
-		return nil, 0, true
-	case e.x != nil && !e.x.asked(msg, r):
-		p.wrong[WrongQuestion]++
-		return nil, 0, true
-	}
-	delete(c.entries, id)
-	c.heard, c.silent = now, 0
-	p.heard = now
-	p.sample(now - e.sent)
-	p.latency.add(now - e.sent)
-	s.promote(c, now)
-	fine := v == answer && !isFailure(msg, r)
-	if fine {
-		s.good(c.tr)
-	}
-	if e.x == nil {
-		p.late++
-		return nil, 0, !c.done()
-	}
-	c.live--
-	a := &e.x.attempts[e.i]
-	if a.edns && !chokes(r.Rcode) {
-		s.edns.heard, s.edns.suspect = now, 0
-	}
-	if a.failure = !fine && v == answer; a.failure {
-		p.failures[Rcode]++
-	}
-	s.judge(e.x)
-	return e.x, e.i, !c.done()
-}
-
 // forget ends the wait of an attempt: its answer, if it still comes, is late.
 // It reports false if the answer is being delivered: then its event will come.
 func (c *conn) forget(x *exchange, i uint8, now time.Duration) bool {
@@ -370,9 +294,6 @@ func (c *conn) forget(x *exchange, i uint8, now time.Duration) bool {
 	c.live--
 	p, age := &s.paths[c.tr], now-a.sent
 	if c.heard < a.sent && (age >= silence || age >= minHedge && p.heard > a.sent) {
-		if c.heard == never {
-			s.pools[c.tr].wary = now + wariness
-		}
 		c.retire()
 	}
 	if age >= silence {

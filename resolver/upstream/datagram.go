@@ -43,13 +43,18 @@ func (d *dialer) dial(ctx context.Context, network string, server netip.AddrPort
 	if err != nil {
 		return nil, err
 	}
-	return c, raw.Control(func(fd uintptr) {
+	err = raw.Control(func(fd uintptr) {
 		// Beyond net.core.rmem_max only with CAP_NET_ADMIN. Without a large
 		// buffer a burst costs answers, which are then asked for again.
 		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil {
 			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
 		}
 	})
+	if err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c, nil
 }
 
 // mmsghdr is struct mmsghdr of recvmmsg(2).

@@ -2,8 +2,8 @@ package upstream
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 )
@@ -31,8 +31,8 @@ const (
 	// Network: the question could not be delivered (ICMP unreachable, a
 	// failed dial, a closed connection).
 	Network
-	// OverBudget: nobody answered in time, and the budget had not allowed to
-	// ask a second time.
+	// OverBudget: the server that was asked did not answer in time, and the
+	// budget did not allow to ask again.
 	OverBudget
 	// NoServers: no route or no server for the name.
 	NoServers
@@ -53,10 +53,10 @@ const (
 	numReasons
 )
 
-// String returns the reason in the words of the metrics' labels.
+// String returns the reason in the form of a metric's label.
 func (r Reason) String() string {
 	return [numReasons]string{
-		"timeout", "network", "budget", "no_servers", "malformed", "truncated", "canceled", "closed", "rcode",
+		"timeout", "network", "over_budget", "no_servers", "malformed", "truncated", "canceled", "closed", "rcode",
 	}[r]
 }
 
@@ -69,14 +69,20 @@ type Error struct {
 
 // Error returns the server, the reason and the cause.
 func (e *Error) Error() string {
-	s := "upstream: " + e.Reason.String()
-	if e.Server.IsValid() {
-		s = fmt.Sprintf("upstream %v: %v", e.Server, e.Reason)
-	}
+	s := e.text()
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}
 	return s
+}
+
+// text returns who did not answer, and why.
+func (e *Error) text() string {
+	reason := strings.ReplaceAll(e.Reason.String(), "_", " ")
+	if !e.Server.IsValid() {
+		return "upstream: " + reason
+	}
+	return "upstream " + e.Server.String() + ": " + reason
 }
 
 // Unwrap returns the cause.
@@ -85,10 +91,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // EDE returns the extended DNS error that tells a client of this (RFC 8914
 // section 4).
 func (e *Error) EDE() (code uint16, text string) {
-	text = e.Reason.String()
-	if e.Server.IsValid() {
-		text = "upstream " + e.Server.String() + ": " + text
-	}
+	text = e.text()
 	switch e.Reason {
 	case Timeout, OverBudget, NoServers:
 		return dnswire.EDENoReachable, text

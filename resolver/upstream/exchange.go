@@ -262,7 +262,7 @@ func (x *exchange) giveUp() {
 		x.fail(Network, x.lastErr)
 	case malformed:
 		x.fail(Malformed, nil)
-	case x.denied:
+	case x.denied && x.n == 1:
 		x.fail(OverBudget, nil)
 	default:
 		x.fail(Timeout, nil)

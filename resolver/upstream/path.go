@@ -83,14 +83,13 @@ func (p *path) due(now time.Duration) bool {
 }
 
 // strike counts a failure of the path. It reports whether the path went down.
-func (p *path) strike(now time.Duration) bool {
+func (p *path) strike() bool {
 	p.strikes++
 	if p.strikes < maxStrikes || p.down.Load() {
 		return false
 	}
 	p.backoff = 0
 	p.down.Store(true)
-	p.probeAt.Store(int64(now + minBackoff))
 	return true
 }
 
@@ -100,9 +99,9 @@ func (p *path) good() bool {
 	return p.down.Swap(false)
 }
 
-// claim puts the path's next trial off, since one is about to be made. jitter
-// is in [0, 1).
-func (p *path) claim(now time.Duration, jitter float64) {
+// putOff lets the path alone for a while, each time longer; jitter returns a
+// random share of its argument.
+func (p *path) putOff(now time.Duration, jitter func(time.Duration) time.Duration) {
 	p.backoff = min(max(2*p.backoff, minBackoff), maxBackoff)
-	p.probeAt.Store(int64(now + p.backoff*3/4 + time.Duration(jitter*float64(p.backoff/2))))
+	p.probeAt.Store(int64(now + p.backoff*3/4 + jitter(p.backoff/2)))
 }

@@ -128,9 +128,11 @@ func TestWatchedFile(t *testing.T) {
 				}
 			}, 1, []told{{addrPorts("192.0.2.1:53"), false}}},
 		} {
+			synctest.Wait()
 			news = nil
 			step.change()
 			time.Sleep(3 * pollInterval)
+			synctest.Wait()
 			if got := asked(); got != step.server {
 				t.Errorf("%s: server %d asked, want %d", step.name, got, step.server)
 			}

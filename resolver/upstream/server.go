@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Health is the state of a server over a transport.
+// Health is whether a server answers over a transport.
 type Health struct {
 	Server    netip.AddrPort
 	Transport Transport
@@ -69,7 +69,7 @@ func (s *server) claim(t Transport, now time.Duration, anyway bool) bool {
 	if !p.due(now) && !anyway {
 		return false
 	}
-	p.claim(now, rand.New(s.rng).Float64())
+	p.putOff(now, s.jitter)
 	return true
 }
 
@@ -78,9 +78,10 @@ func (s *server) claim(t Transport, now time.Duration, anyway bool) bool {
 // moves to the next one costs that one no more than its share. The caller holds
 // mu.
 func (s *server) strike(t Transport, now time.Duration) {
-	if !s.paths[t].strike(now) {
+	if !s.paths[t].strike() {
 		return
 	}
+	s.paths[t].putOff(now, s.jitter)
 	s.news = append(s.news, Health{Server: s.addr, Transport: t})
 	for _, c := range s.pools[t].conns {
 		c.tell(pathDown, never)

@@ -1,0 +1,223 @@
+package resolver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/miekg/dns"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
+	"github.com/dnsguard/dnsguard/resolver/cache"
+	"github.com/dnsguard/dnsguard/resolver/search"
+	"github.com/dnsguard/dnsguard/resolver/upstream"
+)
+
+// Explanation tells how a client's look-up of a name goes. Its JSON is what
+// dnsguard explain prints.
+type Explanation struct {
+	Name   string `json:"name"`
+	Type   string `json:"type"`
+	Client string `json:"client,omitempty"`
+	// Source tells where the search list came from: "pod", "namespace",
+	// "inferred" (from the name) or "none".
+	Source string   `json:"listSource"`
+	List   []string `json:"searchList"`
+	NDots  int      `json:"ndots"`
+	// Steps are the names in the order in which the client's libc tries
+	// them, up to the one that ends its walk.
+	Steps []ExplainedStep `json:"steps"`
+	// Asked is the first of them, and Answer what a query for it is answered
+	// with now.
+	Asked  string   `json:"asked"`
+	Walked bool     `json:"walked"` // the walk is finished for the client
+	Rcode  string   `json:"rcode"`
+	Answer []string `json:"answer"`
+	Error  string   `json:"extendedError,omitempty"`
+}
+
+// ExplainedStep is one name of a walk.
+type ExplainedStep struct {
+	Name   string           `json:"name"`
+	States []ExplainedState `json:"states"`
+	Step   string           `json:"step"` // what follows from them
+}
+
+// ExplainedState is what a name has of a type.
+type ExplainedState struct {
+	Type   string `json:"type"`
+	State  string `json:"state"`
+	Cached bool   `json:"cached"`
+	TTL    int    `json:"ttlSeconds"`
+}
+
+// Explain looks a name up as a client would, through the cache, and tells each
+// step. The client is known by its address or, if that is not valid, by its
+// namespace; with neither, a list can only be read off the name. Names with a
+// final dot are absolute: libcs do not search for them.
+func (r *Resolver) Explain(ctx context.Context, name, qtype string, client netip.Addr, namespace string) (*Explanation, error) {
+	t, ok := dns.StringToType[strings.ToUpper(qtype)]
+	if !ok {
+		return nil, fmt.Errorf("%q is no type of records", qtype)
+	}
+	wire, err := search.WireName(name)
+	if err != nil {
+		return nil, err
+	}
+	s := r.walks.search.Load()
+	if s == nil {
+		return nil, errors.New("search lists are not configured")
+	}
+	x := &Explanation{Name: name, Type: dns.TypeToString[t]}
+	list := r.explainList(s, x, wire, client, namespace)
+	names := [][]byte{wire}
+	if list != nil {
+		x.NDots = list.NDots
+		for _, d := range list.Domains {
+			x.List = append(x.List, present(d))
+		}
+		if !strings.HasSuffix(name, ".") && !list.Inferred {
+			names = list.Names(nil, wire)
+		}
+	}
+	if walk, ok := search.Collapse(list, names[0]); ok && len(names) == 1 {
+		for i := 1; i < walk.Len(); i++ {
+			if c, ok := walk.Candidate(nil, i); ok {
+				names = append(names, c)
+			}
+		}
+	}
+	for i, n := range names {
+		step, end := r.explainName(ctx, n, t, i == len(names)-1)
+		x.Steps = append(x.Steps, step)
+		if end {
+			break
+		}
+	}
+	return x, r.explainAnswer(ctx, x, names[0], t, client, list)
+}
+
+func (r *Resolver) explainList(s *Search, x *Explanation, wire []byte, client netip.Addr, namespace string) *search.List {
+	switch {
+	case client.IsValid():
+		x.Client = client.String()
+		if s.Client != nil {
+			if l, known := s.Client(client); known {
+				x.Source = "pod"
+				return l
+			}
+		}
+	case namespace != "":
+		x.Source = "namespace"
+		return s.Policy.ListOf(search.Pod{Namespace: namespace})
+	}
+	if l := s.Policy.Infer(wire); l != nil {
+		x.Source = "inferred"
+		return l
+	}
+	x.Source = "none"
+	return nil
+}
+
+// explainName asks one name for both address families, or for the one type.
+func (r *Resolver) explainName(ctx context.Context, name []byte, t uint16, last bool) (step ExplainedStep, end bool) {
+	q := upstream.Question{Name: name, Type: t, Class: dnswire.ClassIN}
+	states := [2]search.State{}
+	step.Name = present(name)
+	for i, each := range []uint16{t, sibling(t)} {
+		if i == 1 && each == t {
+			states[1] = states[0]
+			break
+		}
+		now := r.cache.Now()
+		_, kind := r.cache.Peek(cache.AppendKey(nil, name, each, q.Class, false, false), now)
+		res := r.fetch(ctx, name, q, each, false)
+		states[i] = res.state()
+		e := ExplainedState{Type: dns.TypeToString[each], State: stateName(states[i], &res), Cached: kind != cache.Miss}
+		if res.ok {
+			e.TTL = int(max(0, res.entry.TTL(r.cache.Now())).Seconds())
+		}
+		step.States = append(step.States, e)
+	}
+	switch search.Decide(states[0], states[1], last) {
+	case search.Win:
+		step.Step, end = "the look-up ends here", true
+	case search.Fail:
+		step.Step, end = "the look-up fails here", true
+	case search.Stop:
+		step.Step = "glibc goes on, musl ends here"
+	default:
+		step.Step = "not here"
+	}
+	return step, end
+}
+
+func stateName(s search.State, res *result) string {
+	switch s {
+	case search.Data:
+		return "data"
+	case search.NoData:
+		return "NODATA"
+	case search.NXDomain:
+		return "NXDOMAIN"
+	}
+	return "failure: " + res.failure.Text
+}
+
+// explainAnswer asks the pipeline the client's first question.
+func (r *Resolver) explainAnswer(ctx context.Context, x *Explanation, name []byte, t uint16, client netip.Addr, list *search.List) error {
+	x.Asked = present(name)
+	answers := make(explainer, 1)
+	src := source{transport: TCP, replier: answers, peer: netip.AddrPortFrom(client, 0)}
+	query := dnswire.AppendQuery(nil, 0, dnswire.FlagRD, name, t, dnswire.ClassIN, &dnswire.OPT{Size: udpSize})
+	s := newScratch(new(counters))
+	reply, waits := r.answerFor(s, query, &src, list)
+	if waits {
+		select {
+		case reply = <-answers:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	m := new(dns.Msg)
+	if err := m.Unpack(reply); err != nil {
+		return fmt.Errorf("unpack our own answer: %w", err)
+	}
+	x.Rcode = dns.RcodeToString[m.Rcode]
+	for _, rr := range m.Answer {
+		x.Answer = append(x.Answer, strings.ReplaceAll(rr.String(), "\t", " "))
+	}
+	_, x.Walked = search.Collapse(list, name)
+	if o := m.IsEdns0(); o != nil {
+		for _, opt := range o.Option {
+			if e, ok := opt.(*dns.EDNS0_EDE); ok {
+				x.Error = fmt.Sprintf("%d %s", e.InfoCode, e.ExtraText)
+			}
+		}
+	}
+	return nil
+}
+
+// answerFor is answer for a client whose list is given.
+func (r *Resolver) answerFor(s *scratch, query []byte, src *source, list *search.List) ([]byte, bool) {
+	s.list, s.listGiven = list, true
+	return r.answer(s, query, false, src, r.cache.Now(), nil)
+}
+
+// explainer takes the answer of a flight.
+type explainer chan []byte
+
+func (e explainer) owe() {}
+
+func (e explainer) reply(_ *waiter, msg []byte) { e <- append([]byte(nil), msg...) }
+
+// present unpacks a wire-form name.
+func present(wire []byte) string {
+	name, _, err := dns.UnpackDomainName(wire, 0)
+	if err != nil {
+		return fmt.Sprintf("%x", wire)
+	}
+	return name
+}

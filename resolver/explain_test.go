@@ -1,0 +1,111 @@
+package resolver
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/miekg/dns"
+
+	"github.com/dnsguard/dnsguard/resolver/search"
+)
+
+func TestExplain(t *testing.T) {
+	z := zone{"api.example.com.": "A", "db.svc.cluster.local.": "nothing", "bad.svc.cluster.local.": "fails"}
+	tests := map[string]struct {
+		name, client, namespace string
+		source                  string
+		steps                   string // names, their states and what follows
+		answer                  string // rcode and the last record's first octets
+		walked                  bool
+	}{
+		"a pod's look-up": {
+			name: "api.example.com", client: "10.0.0.1", source: "pod", walked: true,
+			steps: "api.example.com.shop.svc.cluster.local. NXDOMAIN NXDOMAIN not here; " +
+				"api.example.com.svc.cluster.local. NXDOMAIN NXDOMAIN not here; " +
+				"api.example.com.cluster.local. NXDOMAIN NXDOMAIN not here; " +
+				"api.example.com.node.example. NXDOMAIN NXDOMAIN not here; " +
+				"api.example.com. data NODATA the look-up ends here",
+			answer: "NOERROR api.example.com. 30 IN A 192.0.2.1",
+		},
+		"a namespace's": {
+			name: "bad.svc", namespace: "shop", source: "namespace", walked: true,
+			steps: "bad.svc.shop.svc.cluster.local. NXDOMAIN NXDOMAIN not here; " +
+				"bad.svc.svc.cluster.local. NXDOMAIN NXDOMAIN not here; " +
+				"bad.svc.cluster.local. failure failure the look-up fails here",
+			answer: "SERVFAIL",
+		},
+		"an absolute name": {
+			name: "api.example.com.", client: "10.0.0.1", source: "pod",
+			steps:  "api.example.com. data NODATA the look-up ends here",
+			answer: "NOERROR api.example.com. 300 IN A 192.0.2.1",
+		},
+		"a step of an unknown client": {
+			name: "api.example.com.shop.svc.cluster.local", client: "10.9.9.9", source: "inferred", walked: true,
+			steps: "api.example.com.shop.svc.cluster.local. NXDOMAIN NXDOMAIN not here; " +
+				"api.example.com.svc.cluster.local. NXDOMAIN NXDOMAIN not here; " +
+				"api.example.com.cluster.local. NXDOMAIN NXDOMAIN not here; " +
+				"api.example.com.node.example. NXDOMAIN NXDOMAIN not here; " +
+				"api.example.com. data NODATA the look-up ends here",
+			answer: "NOERROR api.example.com. 30 IN A 192.0.2.1",
+		},
+		"nobody's": {
+			name: "nowhere.example", source: "none",
+			steps: "nowhere.example. NXDOMAIN NXDOMAIN not here", answer: "NXDOMAIN",
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newTestResolver(t, &fakeForwarder{answer: z.answer(t)}, withSearch(t, func(s *Search) {
+					s.Client = func(a netip.Addr) (*search.List, bool) {
+						return s.Policy.ListOf(search.Pod{Namespace: "shop"}), a.String() == "10.0.0.1"
+					}
+				}))
+				defer end(t, r)
+				client, _ := netip.ParseAddr(tt.client)
+				for _, cached := range []bool{false, true} {
+					x, err := r.Explain(t.Context(), tt.name, "a", client, tt.namespace)
+					if err != nil {
+						t.Fatal(err)
+					}
+					var steps []string
+					for _, s := range x.Steps {
+						line := s.Name
+						for _, state := range s.States {
+							line += " " + strings.Split(state.State, ":")[0]
+							if state.Cached != cached {
+								t.Errorf("%s %s: cached %v, want %v", s.Name, state.Type, state.Cached, cached)
+							}
+						}
+						steps = append(steps, line+" "+s.Step)
+					}
+					if got := strings.Join(steps, "; "); got != tt.steps {
+						t.Errorf("steps\n%s\nwant\n%s", got, tt.steps)
+					}
+					answer := x.Rcode
+					if n := len(x.Answer); n > 0 {
+						answer += " " + x.Answer[n-1]
+					}
+					if answer != tt.answer || x.Source != tt.source || x.Walked != tt.walked {
+						t.Errorf("answer %q, list from %q, walked %v; want %q, %q, %v", answer, x.Source, x.Walked, tt.answer, tt.source, tt.walked)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestExplainErrors(t *testing.T) {
+	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)}, withSearch(t))
+	for name, args := range map[string][2]string{"no such type": {"a.example", "AX"}, "no name": {"a..example", "A"}} {
+		if _, err := r.Explain(t.Context(), args[0], args[1], netip.Addr{}, ""); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	plain := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
+	if _, err := plain.Explain(t.Context(), "a.example", dns.TypeToString[dns.TypeA], netip.Addr{}, ""); err == nil {
+		t.Error("no error without search lists")
+	}
+}
