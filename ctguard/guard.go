@@ -343,7 +343,7 @@ func (g *Guard) Flows(ctx context.Context) ([]Finding, error) {
 	}
 	var fs []Finding
 	translated := make(map[netip.AddrPort]bool)
-	err := g.dump(ctx, p, func() { fs = nil; clear(translated) }, func(f Flow) {
+	err := g.dump(ctx, p.Matches(), func() { fs = nil; clear(translated) }, func(f Flow) {
 		front, _ := p.Frontend(f)
 		fs = append(fs, Finding{Flow: f, Frontend: front})
 		if p.translates(f) {

@@ -145,7 +145,13 @@ func (k *Kernel) dumpMatching(t transport, buf []byte, m Match, yield func(Flow)
 // dumpAll reads the whole table and picks the flows that some match selects.
 // Minimum: Linux 2.6.14.
 func (k *Kernel) dumpAll(t transport, buf []byte, matches []Match, yield func(Flow) bool) error {
-	req, err := dumpAllRequest()
+	family := matches[0].family()
+	for _, m := range matches {
+		if m.family() != family {
+			family = netfilter.ProtoUnspec // both
+		}
+	}
+	req, err := dumpAllRequest(family)
 	if err != nil {
 		return err
 	}

@@ -4,10 +4,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/mdlayher/netlink"
-	"github.com/ti-mo/conntrack"
 	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
 )
@@ -21,10 +19,15 @@ const (
 // Attributes of ctnetlink, of enum ctattr_type, ctattr_tuple, ctattr_ip,
 // ctattr_l4proto and ctattr_filter.
 const (
-	ctaTupleOrig  = 1  // CTA_TUPLE_ORIG
-	ctaTupleReply = 2  // CTA_TUPLE_REPLY
-	ctaZone       = 18 // CTA_ZONE
-	ctaFilter     = 25 // CTA_FILTER, Linux 5.8
+	ctaTupleOrig     = 1  // CTA_TUPLE_ORIG
+	ctaTupleReply    = 2  // CTA_TUPLE_REPLY
+	ctaStatus        = 3  // CTA_STATUS
+	ctaTimeout       = 7  // CTA_TIMEOUT
+	ctaCountersOrig  = 9  // CTA_COUNTERS_ORIG
+	ctaCountersReply = 10 // CTA_COUNTERS_REPLY
+	ctaZone          = 18 // CTA_ZONE
+	ctaTimestamp     = 20 // CTA_TIMESTAMP
+	ctaFilter        = 25 // CTA_FILTER, Linux 5.8
 
 	ctaTupleIP    = 1 // CTA_TUPLE_IP
 	ctaTupleProto = 2 // CTA_TUPLE_PROTO
@@ -38,6 +41,9 @@ const (
 	ctaProtoNum     = 1 // CTA_PROTO_NUM
 	ctaProtoSrcPort = 2 // CTA_PROTO_SRC_PORT
 	ctaProtoDstPort = 3 // CTA_PROTO_DST_PORT
+
+	ctaCountersPackets = 1 // CTA_COUNTERS_PACKETS
+	ctaTimestampStart  = 1 // CTA_TIMESTAMP_START
 
 	ctaFilterOrigFlags  = 1 // CTA_FILTER_ORIG_FLAGS
 	ctaFilterReplyFlags = 2 // CTA_FILTER_REPLY_FLAGS
@@ -167,9 +173,9 @@ func dumpRequest(m Match) (netlink.Message, error) {
 	return request(ctGet, m.family(), netlink.Dump, m.attributes())
 }
 
-// dumpAllRequest asks for the whole table.
-func dumpAllRequest() (netlink.Message, error) {
-	return request(ctGet, netfilter.ProtoUnspec, netlink.Dump, nil)
+// dumpAllRequest asks for the whole table of a family.
+func dumpAllRequest(family netfilter.ProtoFamily) (netlink.Message, error) {
+	return request(ctGet, family, netlink.Dump, nil)
 }
 
 // deleteRequest removes the flow with f's reply tuple.
@@ -191,39 +197,4 @@ func deleteMatchingRequest(m Match) (netlink.Message, error) {
 		return netlink.Message{}, fmt.Errorf("delete by IPv6 filter: %w", ErrNotSupported)
 	}
 	return request(ctDelete, m.family(), netlink.Acknowledge, m.attributes())
-}
-
-// decode reads a flow from an event or an entry of a dump.
-func decode(h netlink.Header, data []byte) (Flow, error) {
-	var e conntrack.Event
-	if err := e.Unmarshal(netlink.Message{Header: h, Data: data}); err != nil {
-		return Flow{}, err
-	}
-	if e.Flow == nil || e.Type == conntrack.EventDestroy {
-		return Flow{}, fmt.Errorf("message type %#x is no flow", uint16(h.Type))
-	}
-	f := e.Flow
-	flow := Flow{
-		Proto:     f.TupleOrig.Proto.Protocol,
-		Orig:      tupleOf(f.TupleOrig),
-		Reply:     tupleOf(f.TupleReply),
-		Zone:      f.Zone,
-		Remaining: time.Duration(f.Timeout) * time.Second,
-		SeenReply: f.Status&conntrack.StatusSeenReply != 0,
-		Assured:   f.Status&conntrack.StatusAssured != 0,
-		Packets:   f.CountersOrig.Packets,
-		Replies:   f.CountersReply.Packets,
-	}
-	if !f.Timestamp.Start.IsZero() {
-		flow.Start = f.Timestamp.Start
-	}
-	return flow, nil
-}
-
-func tupleOf(t conntrack.Tuple) Tuple {
-	return Tuple{
-		Src:  netip.AddrPortFrom(t.IP.SourceAddress, t.Proto.SourcePort),
-		Dst:  netip.AddrPortFrom(t.IP.DestinationAddress, t.Proto.DestinationPort),
-		Zone: t.Zone,
-	}
 }

@@ -254,16 +254,14 @@ func (n *namespace) fill(flows []Flow) {
 
 func createRequest(f Flow) (netlink.Message, error) {
 	const (
-		ctaStatus, ctaTimeout = 3, 7
-		confirmed             = 1 << 3 // IPS_CONFIRMED
-		seenReply, assured    = 1 << 1, 1 << 2
+		confirmed = 1 << 3 // IPS_CONFIRMED
 	)
 	status := uint32(confirmed)
 	if f.SeenReply {
-		status |= seenReply
+		status |= statusSeenReply
 	}
 	if f.Assured {
-		status |= assured
+		status |= statusAssured
 	}
 	attrs := []netfilter.Attribute{
 		tuple(ctaTupleOrig, endOf(f.Orig.Src), endOf(f.Orig.Dst), f.Orig.Zone),

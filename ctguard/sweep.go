@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -12,14 +13,14 @@ import (
 // that changes so fast is swept again soon.
 const dumpTries = 3
 
-// dump reads every flow to a frontend, again from the beginning if it has to;
+// dump reads the flows of the matches, again from the beginning if it has to;
 // then begin is called again.
-func (g *Guard) dump(ctx context.Context, p *Policy, begin func(), fn func(Flow)) error {
+func (g *Guard) dump(ctx context.Context, ms []Match, begin func(), fn func(Flow)) error {
 	var err error
 	for range dumpTries {
 		begin()
 		err = nil
-		for f, ferr := range g.cfg.Table.Flows(ctx, p.Matches()) {
+		for f, ferr := range g.cfg.Table.Flows(ctx, ms) {
 			if ferr != nil {
 				err = ferr
 				break
@@ -88,29 +89,70 @@ func (s *survey) add(p *Policy, f Flow) {
 func (r *runner) sweep(ctx context.Context) {
 	began := time.Now()
 	p, news := r.prepare(began)
-	s, removed := newSurvey(), 0
+	done := newOutcome()
 	if p != nil {
 		// Before the table is read, so that no flow slips through between.
 		r.subscribe(ctx, p.Ports())
-		err := r.dump(ctx, p, func() { s = newSurvey() }, func(f Flow) { s.add(p, f) })
-		if ctx.Err() != nil {
-			return
-		}
-		if err != nil {
-			r.failed(OpDump)
-			r.postpone(news)
-			r.schedule.swept(began, time.Now(), false)
-			return
-		}
-		s.took = time.Since(began)
-		removed = r.purgeSurvey(ctx, s)
-		if ctx.Err() != nil {
-			return
+		// A kernel reads one family at a time, and can take its time. The
+		// flows of the first should not wait for the second's.
+		for _, ms := range byFamily(p.Matches()) {
+			if err := r.sweepMatches(ctx, p, ms, done); err != nil {
+				if ctx.Err() == nil {
+					r.failed(OpDump)
+					r.postpone(news)
+					r.schedule.swept(began, time.Now(), false)
+				}
+				return
+			}
 		}
 	}
 	ended := time.Now()
-	r.schedule.swept(began, ended, s.drain)
-	r.record(s, ended.Sub(began), removed, news, ended)
+	r.schedule.swept(began, ended, done.drain)
+	r.record(done, ended.Sub(began), news, ended)
+}
+
+// outcome is what a sweep has seen and done.
+type outcome struct {
+	flows       map[Verdict]int
+	translated  map[netip.AddrPort]bool
+	drain, held bool
+	removed     int
+	removedAt   time.Time // the end of the last deletion
+}
+
+func newOutcome() *outcome {
+	return &outcome{flows: make(map[Verdict]int), translated: make(map[netip.AddrPort]bool)}
+}
+
+// sweepMatches does the part of a sweep that the matches reach.
+func (r *runner) sweepMatches(ctx context.Context, p *Policy, ms []Match, done *outcome) error {
+	began := time.Now()
+	var s *survey
+	err := r.dump(ctx, ms, func() { s = newSurvey() }, func(f Flow) { s.add(p, f) })
+	if err != nil {
+		return err
+	}
+	s.took = time.Since(began)
+	if n := r.purgeSurvey(ctx, s); n > 0 {
+		done.removed += n
+		done.removedAt = time.Now()
+	}
+	for v, n := range s.flows {
+		done.flows[v] += n
+	}
+	maps.Copy(done.translated, s.translated)
+	done.drain = done.drain || s.drain
+	done.held = done.held || s.held
+	return context.Cause(ctx)
+}
+
+// byFamily splits sorted matches.
+func byFamily(ms []Match) [][]Match {
+	six := slices.IndexFunc(ms, func(m Match) bool { return m.Dst.Addr().Is6() })
+	if six <= 0 {
+		return [][]Match{ms}
+	}
+	return [][]Match{ms[:six], ms[six:]}
 }
 
 // prepare brings the policy up to date. It takes the news that the sweep is
@@ -160,21 +202,21 @@ func (r *runner) askHost() (Timeouts, map[netip.AddrPort]bool) {
 }
 
 // record enters a complete sweep into the statistics, and learns from it.
-func (r *runner) record(s *survey, took time.Duration, removed int, news, now time.Time) {
+func (r *runner) record(done *outcome, took time.Duration, news, now time.Time) {
 	r.mu.Lock()
 	k, st := r.know, &r.stats
 	if r.policy.Load() != nil {
-		st.Flows = s.flows
+		st.Flows = done.flows
 		st.Sweeps++
 		st.LastSweep = now
 		st.SweepDuration.observe(took)
-		if removed > 0 && !news.IsZero() {
-			st.NewsToPurge.observe(now.Sub(news))
+		if done.removed > 0 && !news.IsZero() {
+			st.NewsToPurge.observe(done.removedAt.Sub(news))
 		}
 	}
-	r.seen = r.seen || len(s.flows) > 0
-	r.held = s.held
-	for at := range s.translated {
+	r.seen = r.seen || len(done.flows) > 0
+	r.held = done.held
+	for at := range done.translated {
 		r.translated(at)
 	}
 	state := k.state(r.policy.Load(), r.seen)

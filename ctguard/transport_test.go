@@ -295,10 +295,7 @@ func FuzzMessages(f *testing.F) {
 		n := 0
 		err := messages(b, func(h netlink.Header, data []byte) error {
 			n += unix.NLMSG_HDRLEN + len(data)
-			_, udp := udpDstPort(data)
-			if _, err := decode(h, data); err == nil && udp && len(data) < 4 {
-				t.Fatalf("a flow in %d bytes", len(data))
-			}
+			udpDstPort(data)
 			return errno(data)
 		})
 		if n > len(b) {
