@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -20,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/dnsguard/dnsguard/internal/config"
+	"github.com/dnsguard/dnsguard/resolver"
 )
 
 func writeFile(t *testing.T, name, text string) string {
@@ -198,6 +200,22 @@ func TestRun(t *testing.T) {
 		}
 	})
 
+	t.Run("explain", func(t *testing.T) {
+		code, out, err := dispatched(t, "explain", "www.example.com", "--namespace", "shop", "--control", r.control)
+		if code != exitOK || !strings.Contains(out, "as seen by the running daemon") ||
+			!strings.Contains(out, "www.example.com.shop.svc.cluster.local.") || !strings.Contains(out, "192.0.2.1") {
+			t.Errorf("code %d: %s\n%s", code, err, out)
+		}
+		code, out, err = dispatched(t, "explain", "www.example.com.", "-o", "json", "--control", r.control)
+		var x resolver.Explanation
+		if jerr := json.Unmarshal([]byte(out), &x); code != exitOK || jerr != nil || len(x.Steps) != 1 || !x.Steps[0].States[0].Cached {
+			t.Errorf("code %d: %s, %v\n%s", code, err, jerr, out)
+		}
+		if code, _, err := dispatched(t, "explain", "a..b", "--control", r.control); code != exitWrong || !strings.Contains(err, "a..b") {
+			t.Errorf("code %d: %s", code, err)
+		}
+	})
+
 	t.Run("statusz", func(t *testing.T) {
 		text, err := r.page("/statusz")
 		if err != nil || !strings.Contains(text, r.listen.String()) || !strings.Contains(text, first.String()) {
@@ -314,6 +332,25 @@ func contractMetrics() []string {
 		cache_evictions_total prefetches_total shed_total upstream_queries_total upstream_failures_total
 		upstream_duration_seconds upstream_hedges_total upstream_tcp_fallbacks_total
 		upstream_budget_exhausted_total search_walks_total`)
+}
+
+// TestExplainAlone: without a daemon, the command looks up by itself.
+func TestExplainAlone(t *testing.T) {
+	up := startUpstream(t, "192.0.2.1")
+	args := []string{"--control=/nonexistent/control.sock", fmt.Sprintf("--upstreams=[{zones: [.], servers: ['%v']}]", up)}
+	code, out, err := dispatched(t, append([]string{"explain", "www.example.com"}, args...)...)
+	if code != exitOK || !strings.Contains(out, "no daemon is running") || !strings.Contains(out, "192.0.2.1") {
+		t.Errorf("code %d: %s\n%s", code, err, out)
+	}
+	for name, more := range map[string][]string{
+		"no name":            {},
+		"two clients":        {"a.example", "--client=10.0.0.1", "--namespace=shop"},
+		"an address that is": {"a.example", "--client=pod"},
+	} {
+		if code, _, err := dispatched(t, append(append([]string{"explain"}, args...), more...)...); code != exitUsage || err == "" {
+			t.Errorf("%s: code %d: %q", name, code, err)
+		}
+	}
 }
 
 // TestStartErrors: what keeps a daemon from starting is said with the remedy,

@@ -37,6 +37,10 @@ func (d *daemon) handler(private bool) http.Handler {
 		guard = func(h http.HandlerFunc) http.HandlerFunc { return h }
 	}
 	mux.HandleFunc("GET /statusz", guard(d.statusz))
+	if private {
+		// It asks upstreams, so not for everybody on the machine.
+		mux.HandleFunc("GET "+explainPage, d.explainHTTP)
+	}
 	mux.HandleFunc("GET /debug/pprof/", guard(pprof.Index))
 	mux.HandleFunc("GET /debug/pprof/cmdline", guard(pprof.Cmdline))
 	mux.HandleFunc("GET /debug/pprof/profile", guard(pprof.Profile))

@@ -54,6 +54,7 @@ func commands() []command {
 		checkCommand(),
 		demoCommand(),
 		healthCommand(),
+		explainCommand(),
 		versionCommand(),
 	}
 }
@@ -92,7 +93,7 @@ func (cmd *command) run(ctx context.Context, c *cli, args []string) int {
 	fs := flag.NewFlagSet(cmd.name, flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	do := cmd.setup(fs)
-	err := fs.Parse(args)
+	args, err := parseInterspersed(fs, args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		cmd.help(c.out, fs)
@@ -101,7 +102,22 @@ func (cmd *command) run(ctx context.Context, c *cli, args []string) int {
 		fmt.Fprintf(c.err, "dnsguard %s: %v; dnsguard %s --help lists its flags\n", cmd.name, err, cmd.name)
 		return exitUsage
 	}
-	return do(ctx, c, fs.Args())
+	return do(ctx, c, args)
+}
+
+// parseInterspersed parses flags wherever they stand, as people write them, and
+// returns the operands.
+func parseInterspersed(fs *flag.FlagSet, args []string) (operands []string, err error) {
+	for {
+		if err := fs.Parse(args); err != nil {
+			return nil, err
+		}
+		if fs.NArg() == 0 {
+			return operands, nil
+		}
+		operands = append(operands, fs.Arg(0))
+		args = fs.Args()[1:]
+	}
 }
 
 func (cmd *command) help(w io.Writer, fs *flag.FlagSet) {
