@@ -145,59 +145,6 @@ func TestKernelFilteredDumpEqualsFullDump(t *testing.T) {
 	}
 }
 
-func TestKernelDelete(t *testing.T) {
-	stale := flow("10.244.1.1:40000", vip4, podA)
-	moved := flow("10.244.1.1:40000", vip4, podB)
-	zoned := stale
-	zoned.Zone = 7
-	origZoned := flow("10.244.1.1:40001", vip4, podA)
-	origZoned.Orig.Zone = 5353
-	six := flow("[fd00:10:244:1::1]:40000", vip6, pod6)
-	remapped := flow("10.244.1.1:40002", vip4, podA)
-	remapped.Reply.Dst = netip.MustParseAddrPort("10.0.0.1:14548")
-
-	for _, tt := range []struct {
-		name        string
-		table       []Flow
-		delete      []Flow
-		wantRemoved []bool
-		want        []Flow
-	}{
-		{"there", []Flow{stale}, []Flow{stale}, []bool{true}, nil},
-		{"gone already", nil, []Flow{stale}, []bool{false}, nil},
-		{"moved to a living endpoint", []Flow{moved}, []Flow{stale}, []bool{false}, []Flow{moved}},
-		{"IPv6", []Flow{six}, []Flow{six}, []bool{true}, nil},
-		{"reply port remapped", []Flow{remapped}, []Flow{remapped}, []bool{true}, nil},
-		{"its own zone only", []Flow{stale, zoned}, []Flow{zoned}, []bool{true}, []Flow{stale}},
-		{"default zone only", []Flow{stale, zoned}, []Flow{stale}, []bool{true}, []Flow{zoned}},
-		{"zone of the original direction", []Flow{origZoned}, []Flow{origZoned}, []bool{true}, nil},
-		{"twice in a batch", []Flow{stale}, []Flow{stale, stale}, []bool{true, false}, nil},
-		{
-			"some of many",
-			[]Flow{stale, six, origZoned},
-			[]Flow{moved, six, stale},
-			[]bool{false, true, true},
-			[]Flow{origZoned},
-		},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			n := newNamespace(t)
-			k := n.kernel()
-			n.fill(tt.table)
-			removed, err := k.Delete(t.Context(), tt.delete)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.wantRemoved, removed); diff != "" {
-				t.Errorf("removed (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(sorted(tt.want), collect(t, k, match(vip4), match(vip6)), compareAddrs); diff != "" {
-				t.Errorf("left in the table (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
 func TestKernelDeleteManyBatches(t *testing.T) {
 	n := newNamespace(t)
 	k := n.kernel()
@@ -257,20 +204,6 @@ func TestKernelDeleteMatching(t *testing.T) {
 	}
 	if want := len(foreign(2000)) + tcp + len(before); int(u.Entries) != want {
 		t.Errorf("%d entries left, want %d: foreign ones are gone", u.Entries, want)
-	}
-}
-
-func TestKernelDeleteMatchingRefusesWideMatch(t *testing.T) {
-	n := newNamespace(t)
-	k := n.kernel()
-	n.fill([]Flow{flow("10.244.1.1:40000", vip4, podA)})
-	for _, m := range []Match{{}, match(vip4), match("0.0.0.0:53", podA), {Src: netip.MustParseAddrPort(podA)}} {
-		if err := k.DeleteMatching(t.Context(), m); err == nil || errors.Is(err, ErrNotSupported) {
-			t.Errorf("DeleteMatching(%v) = %v", m, err)
-		}
-	}
-	if len(collect(t, k, match(vip4))) != 1 {
-		t.Error("the flow is gone")
 	}
 }
 

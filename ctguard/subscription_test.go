@@ -218,25 +218,6 @@ func TestKernelEventsLost(t *testing.T) {
 	}
 }
 
-func TestKernelSubscriptionClose(t *testing.T) {
-	n := newNamespace(t)
-	s, err := n.kernel().Subscribe([]uint16{53})
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error)
-	go func() {
-		_, err := s.Next()
-		done <- err
-	}()
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Next after Close: %v", err)
-	}
-}
-
 func TestKernelEventsOff(t *testing.T) {
 	n := newNamespace(t)
 	k := n.kernel()

@@ -58,7 +58,7 @@ type Table interface {
 
 	// DeleteMatching removes all flows that m selects, of all zones, in one
 	// walk over the table. m has an address and a reply source. The error is
-	// ErrNotSupported where the kernel cannot do it.
+	// ErrNotSupported where the kernel cannot do it: never for IPv6.
 	DeleteMatching(ctx context.Context, m Match) error
 }
 

@@ -220,14 +220,14 @@ func (t *Table) Delete(_ context.Context, flows []ctguard.Flow) ([]bool, error) 
 
 // DeleteMatching implements [ctguard.Table].
 func (t *Table) DeleteMatching(_ context.Context, m ctguard.Match) error {
-	if !m.Src.IsValid() || m.Dst.Addr().IsUnspecified() {
+	if !m.Src.IsValid() || !m.Dst.IsValid() || m.Dst.Addr().IsUnspecified() {
 		return fmt.Errorf("match %v => %v is too wide to delete by", m.Dst, m.Src)
 	}
 	var gone []ctguard.Flow
 	t.mu.Lock()
 	t.requests.DeleteMatching++
 	err := t.failure(ctguard.OpDelete)
-	if t.NoDeleteMatching {
+	if t.NoDeleteMatching || m.Dst.Addr().Is6() {
 		err = ctguard.ErrNotSupported
 	}
 	if err == nil {
