@@ -26,6 +26,10 @@
 // it; that thread lives as long as the child, because the kernel ties the
 // child's death signal to it.
 //
+// Tests build laboratories through package labtest, which decides whether the
+// machine can hold one. Programs play scenarios through RunDemo; a scenario
+// starts the executable that it is given, so what it shows is the real daemon.
+//
 // # Invariants
 //
 //   - Nothing outlives the process, even after kill -9: namespaces, links,

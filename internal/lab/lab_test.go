@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -133,7 +137,8 @@ func TestDeadProcessRefusesDeadPodIsSilent(t *testing.T) {
 	})
 }
 
-// The gateway swallows whatever is not on the node.
+// The gateway swallows whatever is not on the node, and sends no ICMP error,
+// not even those that a socket would not show.
 func TestGatewayIsSilent(t *testing.T) {
 	labtest.CheckLeaks(t)
 	l := labtest.New(t)
@@ -142,9 +147,35 @@ func TestGatewayIsSilent(t *testing.T) {
 	if l.IPv6 {
 		servers = append(servers, "[2001:db8::1]:53")
 	}
-	for _, server := range servers {
-		if _, err := ask(t, client.Namespace, "udp", netip.MustParseAddrPort(server), echo, brief); !errors.Is(err, lab.ErrTimeout) {
-			t.Errorf("%s: %v, want ErrTimeout", server, err)
+	// From the node too: the gateway has no route to a pod to send an error on.
+	for _, from := range []*lab.Namespace{client.Namespace, l.Node.Namespace} {
+		for _, server := range servers {
+			if _, err := ask(t, from, "udp", netip.MustParseAddrPort(server), echo, brief); !errors.Is(err, lab.ErrTimeout) {
+				t.Errorf("from %v, %s: %v, want ErrTimeout", from, server, err)
+			}
 		}
+	}
+	err := l.Gateway.Do(func() error {
+		v4, err := os.ReadFile("/proc/thread-self/net/snmp")
+		if err != nil {
+			return err
+		}
+		var icmp [][]string // a line of names, a line of values
+		for line := range strings.Lines(string(v4)) {
+			if strings.HasPrefix(line, "Icmp: ") {
+				icmp = append(icmp, strings.Fields(line))
+			}
+		}
+		if i := slices.Index(icmp[0], "OutDestUnreachs"); i < 0 || icmp[1][i] != "0" {
+			t.Errorf("IPv4: %v", icmp)
+		}
+		v6, err := os.ReadFile("/proc/thread-self/net/snmp6")
+		if l.IPv6 && (err != nil || !regexp.MustCompile(`(?m)^Icmp6OutDestUnreachs\s+0$`).Match(v6)) {
+			t.Errorf("IPv6: %s (%v)", v6, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
