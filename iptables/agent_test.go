@@ -12,12 +12,12 @@ import (
 	"net/rpc"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -227,7 +227,7 @@ func runAgent() error {
 	if cfg.Count {
 		cfg.Config.Received = a.count
 	}
-	err := giveUp(cfg.Powerless)
+	err := giveUp(cfg)
 	if err == nil {
 		err = a.start(cfg)
 	}
@@ -258,23 +258,25 @@ func runAgent() error {
 	return nil
 }
 
-// giveUp drops NET_ADMIN from every thread.
-func giveUp(powerless bool) error {
-	if !powerless {
+// giveUp runs the agent anew without NET_ADMIN: the bounding set of the thread
+// that executes the program limits what it gets.
+func giveUp(cfg agentConfig) error {
+	if !cfg.Powerless {
 		return nil
 	}
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
+	runtime.LockOSThread()
+	if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_NET_ADMIN, 0, 0, 0); err != nil {
 		return err
 	}
-	data[0].Effective &^= 1 << unix.CAP_NET_ADMIN
-	data[0].Permitted &^= 1 << unix.CAP_NET_ADMIN
-	_, _, errno := syscall.AllThreadsSyscall(syscall.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0)
-	if errno != 0 {
-		return errno
+	cfg.Powerless = false
+	text, err := json.Marshal(cfg)
+	if err != nil {
+		return err
 	}
-	return nil
+	if err := os.Setenv("AGENT", string(text)); err != nil {
+		return err
+	}
+	return syscall.Exec("/proc/self/exe", os.Args, os.Environ())
 }
 
 func (a *Agent) start(cfg agentConfig) error {

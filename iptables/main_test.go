@@ -1,9 +1,11 @@
 package iptables
 
 import (
+	"bufio"
 	"bytes"
 	"flag"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -132,6 +134,46 @@ func runRole(role string) error {
 	switch role {
 	case "agent":
 		return runAgent()
+	case "await-address":
+		return awaitAddressRole()
 	}
 	return fmt.Errorf("no such role: %s", role)
+}
+
+// roleProcess is this test binary in a role.
+type roleProcess struct {
+	proc *lab.Process
+	out  *bufio.Reader
+}
+
+func startRole(t *testing.T, ns *lab.Namespace, role string) *roleProcess {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, in := io.Pipe()
+	proc, err := ns.Start(lab.Command{Path: exe, Env: append(os.Environ(), roleEnv+"="+role), Stdout: in, Stderr: os.Stderr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		<-proc.Done()
+		_ = in.Close()
+	}()
+	return &roleProcess{proc: proc, out: bufio.NewReader(out)}
+}
+
+// ready waits for the process's first line.
+func (p *roleProcess) ready(t *testing.T) {
+	t.Helper()
+	if _, err := p.out.ReadString('\n'); err != nil {
+		t.Fatalf("role ended: %v", err)
+	}
+}
+
+// wait waits for the end of the process.
+func (p *roleProcess) wait() error {
+	<-p.proc.Done()
+	return p.proc.Err()
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -107,6 +108,7 @@ func (k *xtKernel) save(fam int) (string, error) {
 
 func (k *xtKernel) ensure(rs RuleSet) (repaired bool, err error) {
 	k.slot, k.armed, k.timeout = rs.slot, rs.armed, time.Duration(rs.aliveSeconds())*time.Second
+	maps.DeleteFunc(k.seen, func(s Service, _ lastAnswer) bool { return !slices.Contains(k.armed, s) })
 	mark, err := readChangeMark(k.legacy)
 	if err != nil {
 		return false, err
