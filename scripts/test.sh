@@ -28,8 +28,8 @@ run() {
 	"$@" >"$log" 2>&1 || rc=$?
 	grep -E '^(ok|FAIL|\?|PASS|panic:|--- FAIL|fatal error:)' "$log" | grep -v 'no test files' || true
 	if [ "$rc" -ne 0 ]; then
-		echo "test: stage $stage failed; its output without the passed tests:" >&2
-		grep -vE '^ *(=== (RUN|PAUSE|CONT|NAME)|--- PASS|PASS$|ok )' "$log" | tail -n 200 >&2
+		echo "test: stage $stage failed; all of its output is in $log, what failed said:" >&2
+		awk -f scripts/failures.awk "$log" | tail -n 300 >&2
 		exit 1
 	fi
 	# Fuzz seeds may skip what their target cannot judge; a test may not.
