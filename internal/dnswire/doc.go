@@ -18,11 +18,12 @@
 //     for one message is linear in its size: a compression pointer must point
 //     strictly backwards, and a name has at most 255 octets and 126 pointers.
 //   - What ParseQuery and ParseResponse accept, miekg/dns decodes to the same
-//     values (fuzzed). Exempt is what a query's reader must ignore. Answers
-//     with RDATA or EDNS options that are not checked here are flagged
-//     (Response.Unchecked), so that a caller can have them checked.
-//   - Of an accepted answer, any number of whole records from the front is a
-//     well-formed answer, too: no name needs octets behind its record.
+//     values (fuzzed). Exempt is what a query's reader must ignore, and of a
+//     truncated answer what was not read. Answers with RDATA or EDNS options
+//     that are not checked here are flagged (Response.Unchecked), so that a
+//     caller can have them checked.
+//   - Of an accepted answer, any number of whole records from the front is
+//     acceptable, too: no name that is checked needs octets behind its record.
 //   - Names travel between packages as folded wire-form names: lower case,
 //     uncompressed, root octet included (RFC 1035 section 3.1, RFC 4343).
 //   - The package imports nothing but the standard library.
