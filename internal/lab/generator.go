@@ -119,7 +119,6 @@ func (g *generator) run(ctx context.Context) error {
 				return err
 			}
 		}
-		g.expire()
 		g.result.Elapsed = g.now
 		if g.result.Sent == g.load.Queries && g.pending == 0 {
 			return nil
@@ -133,6 +132,7 @@ func (g *generator) run(ctx context.Context) error {
 			return fmt.Errorf("wait for sockets: %w", err)
 		}
 		g.now = time.Since(g.start)
+		g.expire() // first: an answer that comes too late is none
 		for _, e := range events[:max(n, 0)] {
 			switch fd := int(e.Fd); {
 			case fd == g.wake:

@@ -173,64 +173,52 @@ func TestLoadFailures(t *testing.T) {
 	}
 }
 
-// A pod dies in the middle of the load: new ports lose only what went to the
-// dead pod while the rules named it, kept ports lose until the end.
+// A pod dies in the middle of a load from one port: everything after that is
+// lost, also when the rules have changed, while new ports lose nothing then.
 func TestLoadSeesAnOutage(t *testing.T) {
 	labtest.CheckLeaks(t)
 	l := labtest.New(t)
 	pods := labtest.AddDNS(t, l, "dns-a", "dns-b")
-	keeping, changing := labtest.AddPod(t, l, "keeping"), labtest.AddPod(t, l, "changing")
-	const queries, ports = 1000, 4
-	load := lab.Load{Server: l.DNS.Addr(true), Rate: 1000, Queries: queries, Names: []string{echo}, Timeout: 300 * time.Millisecond}
-	start := func(client *lab.Pod, sockets int) <-chan *lab.LoadResult {
-		result := make(chan *lab.LoadResult, 1)
-		load := load
-		load.Sockets = sockets
-		go func() {
-			defer close(result)
-			r, err := load.Run(t.Context(), client.Namespace)
-			if err != nil {
-				t.Error(err)
-			}
-			result <- r
-		}()
-		return result
-	}
-	kept, fresh := start(keeping, ports), start(changing, 0)
-	for asked := 0; asked < queries/4; { // well under way
-		time.Sleep(time.Millisecond)
-		asked = 0
-		for _, p := range pods {
-			udp, _ := p.Server.Total()
-			asked += udp
+	client := labtest.AddPod(t, l, "client")
+	const queries, rate = 2000, 500
+	load := lab.Load{Server: l.DNS.Addr(true), Rate: rate, Queries: queries, Sockets: 1, Names: []string{echo}}
+	result := make(chan *lab.LoadResult, 1)
+	go func() {
+		r, err := load.Run(t.Context(), client.Namespace)
+		if err != nil {
+			t.Error(err)
 		}
+		result <- r
+	}()
+	serving := -1
+	for serving < 0 { // until the load is well under way
+		time.Sleep(time.Millisecond)
+		serving = slices.IndexFunc(pods, func(p *lab.DNSPod) bool {
+			udp, _ := p.Server.Total()
+			return udp > rate/4
+		})
 	}
-	flows, err := l.Node.Flows()
+	if err := pods[serving].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.DNS.SetEndpoints(lab.Endpoints(pods[1-serving])...); err != nil {
+		t.Fatal(err)
+	}
+	fresh := load
+	fresh.Sockets, fresh.Queries = 0, rate/2
+	f, err := fresh.Run(t.Context(), client.Namespace)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The pod where one of the kept ports leads.
-	dead := slices.IndexFunc(flows, func(f lab.Flow) bool { return f.Client.Addr() == keeping.IP4 })
-	if dead < 0 {
-		t.Fatal("no flow of the kept ports")
-	}
-	victim, other := pods[0], pods[1]
-	if endpoint(victim.Pod, true) != flows[dead].Endpoint {
-		victim, other = other, victim
-	}
-	if err := victim.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.DNS.SetEndpoints(lab.Endpoints(other)...); err != nil {
-		t.Fatal(err)
-	}
-	k, f := <-kept, <-fresh
-	t.Logf("%d ports kept:    %v", ports, k)
+	k := <-result
+	t.Logf("one port kept:   %v", k)
 	t.Logf("a new port each: %v", f)
-	// A quarter of the load at least leads to the dead pod until the end: some
-	// 600 queries were still to come.
-	if k.Lost < queries/10 || k.Lost < 2*f.Lost {
-		t.Errorf("kept ports lost %d, new ones %d", k.Lost, f.Lost)
+	if f.Failed() != 0 {
+		t.Errorf("new ports lost %d", f.Failed())
+	}
+	const interval = time.Second / rate
+	if from, length := k.LongestOutage(); k.Answered == 0 || from+length != queries*interval || length < interval {
+		t.Errorf("the outage of the kept port is %v at %v, want one to the end", length, from)
 	}
 }
 
