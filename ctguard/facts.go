@@ -14,6 +14,7 @@ type knowledge struct {
 	snapshot   *Snapshot // nil before the first
 	at         time.Time // when it came, or last differed
 	zones      []uint16
+	evidence   bool
 	timeouts   Timeouts
 	translated map[netip.AddrPort]bool
 	silent     map[netip.AddrPort]bool
@@ -28,9 +29,10 @@ type tombstone struct {
 	until    time.Time
 }
 
-func newKnowledge(zones []uint16) *knowledge {
+func newKnowledge(zones []uint16, evidence bool) *knowledge {
 	return &knowledge{
 		zones:      zones,
+		evidence:   evidence,
 		timeouts:   DefaultTimeouts,
 		translated: make(map[netip.AddrPort]bool),
 		silent:     make(map[netip.AddrPort]bool),
@@ -116,6 +118,7 @@ func (k *knowledge) policy() *Policy {
 		Zones:      slices.Clone(k.zones),
 		Translated: maps.Clone(k.translated),
 		Silent:     maps.Clone(k.silent),
+		Evidence:   k.evidence,
 		IPVS:       maps.Clone(k.ipvs),
 		Tombstones: gone,
 	})

@@ -66,6 +66,10 @@ func (f Flow) zone() uint16 {
 	return f.Orig.Zone
 }
 
+// Unanswered tells whether packets of the client wait for a reply, as far as is
+// known: without accounting, only of a flow that has never had one.
+func (f Flow) Unanswered() bool { return !f.SeenReply || f.Packets > f.Replies }
+
 // Age is how long the flow has been there, and whether that is known.
 func (f Flow) Age(now time.Time) (time.Duration, bool) {
 	if f.Start.IsZero() {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -36,6 +37,15 @@ type Config struct {
 
 	// Limit bounds deletions: [DefaultLimit] if zero.
 	Limit Limit
+
+	// Evidence looks for endpoints that are dead although their EndpointSlice
+	// says that they serve, as after the loss of a node: flows with queries
+	// and no replies raise the suspicion, the Prober confirms it, and then
+	// unanswered flows are deleted, unless no other endpoint is left. It reads
+	// the table every five seconds. To see more than flows that have never
+	// been answered, it needs conntrack accounting, which the sysctl
+	// nf_conntrack_acct or an nft rule with "ct packets" turns on.
+	Evidence bool
 
 	// DryRun judges and reports, but deletes nothing.
 	DryRun bool
@@ -116,7 +126,7 @@ func New(cfg Config) (*Guard, error) {
 	return &Guard{
 		cfg:    cfg,
 		kicks:  make(chan struct{}, 1),
-		know:   newKnowledge(cfg.Zones),
+		know:   newKnowledge(cfg.Zones, cfg.Evidence && cfg.Prober != nil),
 		bucket: bucket{limit: cfg.Limit},
 		stats: Stats{
 			Flows:   make(map[Verdict]int),
@@ -166,7 +176,11 @@ func (g *Guard) kick() {
 // Run guards until ctx ends, and returns nil then. It must be called once.
 func (g *Guard) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	r := &runner{Guard: g, schedule: schedule{resync: g.cfg.Resync}, followers: make(map[netip.AddrPort]*follower)}
+	r := &runner{
+		Guard:     g,
+		schedule:  schedule{resync: g.cfg.Resync, evidence: g.know.evidence},
+		followers: make(map[netip.AddrPort]*follower),
+	}
 	defer r.stop()
 	defer cancel()
 	// Nothing to do before the first kick.
@@ -192,6 +206,7 @@ type runner struct {
 	*Guard
 	schedule  schedule
 	followers map[netip.AddrPort]*follower
+	waiting   map[flowKey]counts // flows that waited for replies at the last sweep
 	sub       Subscription
 	subPorts  []uint16
 	tasks     sync.WaitGroup
@@ -329,7 +344,8 @@ func (g *Guard) Stats() Stats {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := g.stats.clone()
-	s.Silent, s.Gone = len(g.know.silent), len(g.know.tombstones)
+	s.Silent = slices.SortedFunc(maps.Keys(g.know.silent), netip.AddrPort.Compare)
+	s.Gone = len(g.know.tombstones)
 	return s
 }
 

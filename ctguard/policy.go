@@ -30,6 +30,10 @@ type Facts struct {
 	// Silent holds the endpoints that used to answer probes and do not now.
 	Silent map[netip.AddrPort]bool
 
+	// Evidence tells whether silence counts against endpoints that do not
+	// terminate.
+	Evidence bool
+
 	// IPVS holds the virtual servers of IPVS.
 	IPVS map[netip.AddrPort]bool
 
@@ -59,7 +63,8 @@ type target struct {
 
 	serving   int // endpoints that serve
 	steady    int // of these, those that do not terminate
-	answering int // of these that serve, those that are not silent
+	answering int // of those that serve, the ones not believed dead
+	reliable  int // of the steady ones, the same
 }
 
 // NewPolicy prepares a policy. It has no side effect, keeps s and facts, and
@@ -88,7 +93,7 @@ func NewPolicy(s Snapshot, facts Facts) *Policy {
 		}
 	}
 	for _, t := range p.frontends {
-		t.count(facts.Silent)
+		t.count(p)
 	}
 	return p
 }
@@ -125,19 +130,28 @@ func (p *Policy) add(svc *Service, port *Port, addr netip.Addr, number uint16) {
 	}
 }
 
-func (t *target) count(silent map[netip.AddrPort]bool) {
+func (t *target) count(p *Policy) {
 	for _, e := range t.endpoints {
 		if !e.Serving {
 			continue
 		}
 		t.serving++
-		if !e.Terminating {
-			t.steady++
-		}
-		if !e.Terminating || !silent[e.Addr] {
+		dead := p.dead(e)
+		if !dead {
 			t.answering++
 		}
+		if !e.Terminating {
+			t.steady++
+			if !dead {
+				t.reliable++
+			}
+		}
 	}
+}
+
+// dead tells whether an endpoint that serves is believed dead.
+func (p *Policy) dead(e Endpoint) bool {
+	return p.facts.Silent[e.Addr] && (e.Terminating || p.facts.Evidence)
 }
 
 // Decide judges one flow.
@@ -170,6 +184,10 @@ func (p *Policy) reason(f Flow) Reason {
 	switch {
 	case known && e.Serving && e.Terminating:
 		return p.terminating(t, f)
+	case known && e.Serving && p.dead(e) && t.reliable > 0 && f.Unanswered():
+		// As long as it is ready, the next packet can come back here. Each
+		// time that is as likely as the endpoint's share of all.
+		return Unanswered
 	case known && e.Serving:
 		return Serving
 	case t.serving == 0:
@@ -188,7 +206,7 @@ func (p *Policy) reason(f Flow) Reason {
 // leaves it those that it has, even if the process behind it is dead already.
 func (p *Policy) terminating(t *target, f Flow) Reason {
 	switch {
-	case p.facts.Silent[f.Reply.Src]:
+	case p.dead(t.endpoints[f.Reply.Src]):
 		// Without another that answers, the next packet would come back here.
 		if t.answering == 0 {
 			return TerminatingLast

@@ -55,6 +55,8 @@ func TestDecide(t *testing.T) {
 	proto := func(f Flow, p uint8) Flow { f.Proto = p; return f }
 	remaining := func(f Flow, s int) Flow { f.Remaining = time.Duration(s) * time.Second; return f }
 	replyTo := func(f Flow, a string) Flow { f.Reply.Dst = netip.MustParseAddrPort(a); return f }
+	counted := func(f Flow, packets, replies uint64) Flow { f.Packets, f.Replies = packets, replies; return f }
+	unreplied := func(f Flow) Flow { f.SeenReply = false; return f }
 	untranslated := func(c, v string) Flow { return flow(c, v, v) }
 
 	exposed := kubeDNS(serving(podA))
@@ -184,6 +186,16 @@ func TestDecide(t *testing.T) {
 		{"all terminate, all dead", services(kubeDNS(leaving(podA), leaving(podB))), Facts{Silent: at(podA, podB)}, flow(client, vip4, podA), TerminatingLast},
 		{"the last one terminates and is dead", services(kubeDNS(leaving(podA), down(podB))), Facts{Silent: at(podA)}, flow(client, vip4, podA), TerminatingLast},
 
+		// Evidence against an endpoint that is ready.
+		{"ready and dead, waiting for a reply", services(kubeDNS(serving(podA), serving(podB))), Facts{Silent: at(podA), Evidence: true}, counted(flow(client, vip4, podA), 5, 2), Unanswered},
+		{"ready and dead, never replied", services(kubeDNS(serving(podA), serving(podB))), Facts{Silent: at(podA), Evidence: true}, unreplied(flow(client, vip4, podA)), Unanswered},
+		{"ready and dead, nothing asked since", services(kubeDNS(serving(podA), serving(podB))), Facts{Silent: at(podA), Evidence: true}, counted(flow(client, vip4, podA), 5, 5), Serving},
+		{"ready and dead, the last", services(kubeDNS(serving(podA), down(podB))), Facts{Silent: at(podA), Evidence: true}, counted(flow(client, vip4, podA), 5, 2), Serving},
+		{"all ready and dead", services(kubeDNS(serving(podA), serving(podB))), Facts{Silent: at(podA, podB), Evidence: true}, counted(flow(client, vip4, podA), 5, 2), Serving},
+		{"ready and dead, the other terminates", services(kubeDNS(serving(podA), leaving(podB))), Facts{Silent: at(podA), Evidence: true}, counted(flow(client, vip4, podA), 5, 2), Serving},
+		{"ready and dead, no evidence wanted", services(kubeDNS(serving(podA), serving(podB))), Facts{Silent: at(podA)}, counted(flow(client, vip4, podA), 5, 2), Serving},
+		{"dead while terminating, the other ready and dead", services(kubeDNS(leaving(podA), serving(podB))), Facts{Silent: at(podA, podB), Evidence: true}, flow(client, vip4, podA), TerminatingLast},
+
 		// Zones.
 		{"zone of someone else's", services(kubeDNS(serving(podB))), Facts{}, zone(flow(client, vip4, podA), 65520), OtherZone},
 		{"B40: zone of the original direction, not ours", services(kubeDNS(serving(podB))), Facts{}, origZone(flow(client, vip4, podA), 1), OtherZone},
@@ -224,7 +236,7 @@ func TestReasons(t *testing.T) {
 			t.Errorf("%v is %v", r, r.Verdict())
 		}
 	}
-	want := map[Verdict]int{Foreign: 3, Live: 1, Held: 4, Stale: 8}
+	want := map[Verdict]int{Foreign: 3, Live: 1, Held: 4, Stale: 9}
 	got := make(map[Verdict]int)
 	for r := range reasons {
 		got[r.Verdict()]++
@@ -336,7 +348,7 @@ func FuzzDecide(f *testing.F) {
 			s.Services = append(s.Services, svc)
 		}
 		s.NodeAddrs = []netip.Addr{addr()}
-		facts := Facts{Zones: []uint16{uint16(next(3))}, Translated: some(), Silent: some(), Tombstones: []Frontend{{Addr: at()}}}
+		facts := Facts{Evidence: next(4) == 3, Zones: []uint16{uint16(next(3))}, Translated: some(), Silent: some(), Tombstones: []Frontend{{Addr: at()}}}
 		fl := Flow{
 			Proto: []uint8{17, 6}[next(2)], Orig: Tuple{at(), at(), uint16(next(2))}, Reply: Tuple{at(), at(), 0},
 			Zone: uint16(next(3)), Remaining: time.Duration(next(200)) * time.Second,
@@ -374,7 +386,7 @@ func FuzzDecide(f *testing.F) {
 			}
 		}
 		translated := fl.Reply.Src != fl.Orig.Dst && fl.Reply.Src.Addr().Is4() == fl.Orig.Dst.Addr().Is4()
-		if v == Stale && staying && translated {
+		if v == Stale && staying && translated && !(r == Unanswered && facts.Silent[fl.Reply.Src]) {
 			t.Fatalf("a flow to an endpoint that serves and stays is %v: %v", r, fl)
 		}
 		if v == Live && !serving {

@@ -34,21 +34,33 @@ const (
 )
 
 // follower probes one endpoint for as long as it serves: until it has answered
-// once, and again from the moment it terminates.
+// once, again from the moment it terminates, and while there is doubt.
 type follower struct {
 	endpoint    netip.AddrPort
 	terminating atomic.Bool
-	wake        chan struct{} // capacity 1: terminating has changed
+	doubted     atomic.Bool
+	wake        chan struct{} // capacity 1: one of these has changed
 	cancel      context.CancelFunc
 }
 
 // turn tells the follower whether the endpoint terminates.
 func (f *follower) turn(terminating bool) {
 	if f.terminating.Swap(terminating) != terminating {
-		select {
-		case f.wake <- struct{}{}:
-		default:
-		}
+		f.poke()
+	}
+}
+
+// doubt has the endpoint probed until it answers.
+func (f *follower) doubt() {
+	if !f.doubted.Swap(true) {
+		f.poke()
+	}
+}
+
+func (f *follower) poke() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -63,9 +75,12 @@ func (f *follower) follow(ctx context.Context, p Prober, retry time.Duration, he
 	}
 	for f.pause(ctx, wait) {
 		switch {
-		case f.terminating.Load():
+		case f.terminating.Load() || answered && f.doubted.Load():
 			alive := check(ctx, p, f.endpoint)
 			answered = answered || alive
+			if alive {
+				f.doubted.Store(false)
+			}
 			heard(ctx, answered && !alive)
 			wait = probeEvery
 		case !answered:

@@ -89,7 +89,8 @@ func (g *Guard) created(ctx context.Context, f Flow) {
 	if p.translates(f) {
 		g.translated(f.Orig.Dst)
 	}
-	if v == Stale {
+	// Rules that send flows to an endpoint that is ready do not lag.
+	if v == Stale && r != Unanswered {
 		g.stats.Recreated++
 	}
 	if r == FrontendGone && g.know.refute(f.Orig.Dst, now) {
@@ -97,9 +98,10 @@ func (g *Guard) created(ctx context.Context, f Flow) {
 	}
 	g.mu.Unlock()
 
-	// Flows to a vanished frontend are left to the sweeps: if it has only
-	// changed hands, each new flow is a living one.
-	if v != Stale || r == FrontendGone {
+	// Two reasons are left to the sweeps, so that an error would cost a few
+	// replies and not all: a vanished frontend may only have changed hands,
+	// and an endpoint believed dead may be alive again.
+	if v != Stale || r == FrontendGone || r == Unanswered {
 		return
 	}
 	front, _ := p.Frontend(f)

@@ -14,23 +14,27 @@ const (
 	retryAfter = time.Second
 
 	// drainEvery is how often flows to terminating endpoints are looked at,
-	// in search of idle ones.
+	// in search of idle ones, and flows to such as are believed dead.
 	drainEvery = 2 * time.Second
 
-	// drainShare bounds what that costs on a large table: at most one part in
+	// evidenceEvery is how often the counters of flows are compared.
+	evidenceEvery = 5 * time.Second
+
+	// drainShare bounds what these two cost on a large table: at most one part in
 	// so many of a CPU.
 	drainShare = 20
 )
 
 // schedule says when to sweep next. The zero value has nothing to do.
 type schedule struct {
-	resync time.Duration
+	resync   time.Duration
+	evidence bool // counters are to be compared
 
 	changed time.Time // the last change
 	step    int       // the next of sweepsAfterChange, if changed is set
 	soon    bool      // a sweep is wanted as soon as possible
 	retry   bool      // something was left undone
-	drain   bool      // there are flows that wait to become idle
+	drain   bool      // there are flows to be looked at again soon
 
 	before       time.Time // the end of the last sweep but one
 	began, ended time.Time // the last sweep
@@ -39,7 +43,7 @@ type schedule struct {
 // change starts the series of sweeps (again).
 func (s *schedule) change(now time.Time) { s.changed, s.step = now, 0 }
 
-// swept records a sweep, and whether it saw flows that wait to become idle.
+// swept records a sweep, and whether it saw flows to be looked at again soon.
 func (s *schedule) swept(began, ended time.Time, drain bool) {
 	s.before, s.began, s.ended, s.drain = s.ended, began, ended, drain
 	s.soon, s.retry = false, false
@@ -66,6 +70,9 @@ func (s *schedule) next(now time.Time) time.Time {
 	}
 	if s.drain {
 		earlier(s.ended.Add(max(drainEvery, drainShare*took)))
+	}
+	if s.evidence {
+		earlier(s.ended.Add(max(evidenceEvery, drainShare*took)))
 	}
 	if s.soon {
 		earlier(now)

@@ -2,6 +2,7 @@ package ctguard
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 )
@@ -57,9 +58,12 @@ type Stats struct {
 	// deletions of the first sweep after it, if that deleted anything.
 	NewsToPurge Histogram
 
-	// Silent and Gone count endpoints that are believed dead since they do
-	// not answer, and tombstones.
-	Silent, Gone int
+	// Silent are the endpoints that are believed dead, since they used to
+	// answer probes and do not now.
+	Silent []netip.AddrPort
+
+	// Gone counts the frontends that have vanished not long ago.
+	Gone int
 }
 
 // Histogram is a distribution of durations.

@@ -40,8 +40,10 @@ type survey struct {
 	stale      []Finding
 	pairs      map[Match]*pair
 	translated map[netip.AddrPort]bool
-	drain      bool // some flow waits to become idle
-	held       bool // some flow is held since it is not translated
+	waiting    map[flowKey]counts      // flows with unanswered queries
+	unheard    map[netip.AddrPort]bool // endpoints of flows that never had a reply
+	drain      bool                    // there are flows to be looked at again soon
+	held       bool                    // some flow is held since it is not translated
 	took       time.Duration
 }
 
@@ -53,6 +55,8 @@ func newSurvey() *survey {
 		flows:      make(map[Verdict]int),
 		pairs:      make(map[Match]*pair),
 		translated: make(map[netip.AddrPort]bool),
+		waiting:    make(map[flowKey]counts),
+		unheard:    make(map[netip.AddrPort]bool),
 	}
 }
 
@@ -74,10 +78,13 @@ func (s *survey) add(p *Policy, f Flow) {
 		return
 	}
 	s.flows[v]++
-	s.drain = s.drain || r == TerminatingBusy
+	s.drain = s.drain || r == TerminatingBusy || r == Unanswered
 	s.held = s.held || r == UntranslatedHeld
 	if p.translates(f) {
 		s.translated[f.Orig.Dst] = true
+	}
+	if p.facts.Evidence {
+		s.witness(p, f, r)
 	}
 	if v == Stale {
 		front, _ := p.Frontend(f)
@@ -108,6 +115,7 @@ func (r *runner) sweep(ctx context.Context) {
 	}
 	ended := time.Now()
 	r.schedule.swept(began, ended, done.drain)
+	r.accuse(done)
 	r.record(done, ended.Sub(began), news, ended)
 }
 
@@ -115,13 +123,20 @@ func (r *runner) sweep(ctx context.Context) {
 type outcome struct {
 	flows       map[Verdict]int
 	translated  map[netip.AddrPort]bool
+	waiting     map[flowKey]counts
+	accused     map[netip.AddrPort]bool
 	drain, held bool
 	removed     int
 	removedAt   time.Time // the end of the last deletion
 }
 
 func newOutcome() *outcome {
-	return &outcome{flows: make(map[Verdict]int), translated: make(map[netip.AddrPort]bool)}
+	return &outcome{
+		flows:      make(map[Verdict]int),
+		translated: make(map[netip.AddrPort]bool),
+		waiting:    make(map[flowKey]counts),
+		accused:    make(map[netip.AddrPort]bool),
+	}
 }
 
 // sweepMatches does the part of a sweep that the matches reach.
@@ -141,6 +156,10 @@ func (r *runner) sweepMatches(ctx context.Context, p *Policy, ms []Match, done *
 		done.flows[v] += n
 	}
 	maps.Copy(done.translated, s.translated)
+	maps.Copy(done.waiting, s.waiting)
+	for at := range s.unheard {
+		done.accused[at] = true
+	}
 	done.drain = done.drain || s.drain
 	done.held = done.held || s.held
 	return context.Cause(ctx)

@@ -82,6 +82,9 @@ const (
 	TerminatingSilent
 	// TerminatingIdle: the endpoint terminates, and the flow is idle.
 	TerminatingIdle
+	// Unanswered: the endpoint serves by its EndpointSlice, but has stopped to
+	// answer, and queries of this flow wait for answers. Only with evidence.
+	Unanswered
 
 	reasons // how many there are
 )
@@ -94,6 +97,7 @@ var reasonNames = [...]string{
 	EndpointGone: "endpoint-gone", NotServing: "not-serving", PortChanged: "port-changed",
 	NoEndpoints: "no-endpoints", FrontendGone: "frontend-gone", Untranslated: "untranslated",
 	TerminatingSilent: "terminating-silent", TerminatingIdle: "terminating-idle",
+	Unanswered: "unanswered",
 }
 
 // StaleReasons are the reasons for which flows are deleted.
