@@ -49,9 +49,12 @@ func (l *ledger) weigh(now time.Time, judge bool, taken map[Client]uint64, recei
 			a.unanswered, a.fresh = 0, 0
 			returned = append(returned, c)
 		}
-		// Who does not ask is forgotten; who was let past, after some time.
-		if _, asks := taken[c]; !asks && a.until.IsZero() && (a.length == 0 || now.Sub(a.seen) > longestBypass) {
-			delete(l.accounts, c)
+		if _, asks := taken[c]; !asks {
+			a.taken = 0 // the kernel has forgotten it, and counts from zero
+			// Who was let past is remembered for some time.
+			if a.until.IsZero() && (a.length == 0 || now.Sub(a.seen) > longestBypass) {
+				delete(l.accounts, c)
+			}
 		}
 	}
 	for c, n := range taken {
@@ -66,7 +69,7 @@ func (l *ledger) weigh(now time.Time, judge bool, taken map[Client]uint64, recei
 			continue
 		}
 		grown := n - a.taken
-		if n < a.taken { // forgotten by the kernel and seen anew
+		if n < a.taken { // forgotten and seen anew between two looks
 			grown = n
 		}
 		switch {

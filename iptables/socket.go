@@ -58,6 +58,7 @@ func Listen(ctx context.Context, addr netip.AddrPort, cfg ListenConfig) (*Socket
 // open opens the sockets; again is true if others changed the group meanwhile.
 func (s *Sockets) open(ctx context.Context, cfg ListenConfig) (again bool, err error) {
 	lc := net.ListenConfig{KeepAlive: -1, Control: cfg.control}
+	lc.SetMultipathTCP(false) // the kernel cannot steer those
 	suffix := [2]string{"4", "6"}[family(s.Addr.Addr())]
 	for _, p := range protos() {
 		if s.first[p], err = countGroup(p, s.Addr); err != nil {
