@@ -9,11 +9,15 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/dnsguard/dnsguard/ctguard"
 	"github.com/dnsguard/dnsguard/internal/config"
+	"github.com/dnsguard/dnsguard/internal/kube"
+	"github.com/dnsguard/dnsguard/iptables"
 	"github.com/dnsguard/dnsguard/resolver"
 	"github.com/dnsguard/dnsguard/resolver/cache"
 	"github.com/dnsguard/dnsguard/resolver/upstream"
@@ -34,6 +38,16 @@ type daemon struct {
 	cache      *cache.Cache
 	resolver   *resolver.Resolver
 	relisten   chan struct{} // capacity 1: the endpoints changed
+	heard      chan struct{} // closed when an upstream has answered
+	leave      func()        // ends the process in order
+
+	// What is known of the cluster; watcher, guard and kernel are nil where
+	// they are not wanted.
+	watcher        *kube.Watcher
+	cluster        atomic.Pointer[kube.State]
+	clusterChanged chan struct{} // capacity 1
+	guard          *ctguard.Guard
+	kernel         *ctguard.Kernel
 
 	// reloads and closing forwarders; waited for at the end.
 	background sync.WaitGroup
@@ -44,14 +58,16 @@ type daemon struct {
 	leaving   []*upstream.Forwarder // replaced by reloads, but flights are still out
 	retired   upstream.Stats        // of those that are closed
 	endpoints map[netip.AddrPort]*resolver.Endpoint
-	reloads   map[string]uint64 // by result
+	reloads   map[string]uint64     // by result
+	icp       *iptables.Interceptor // nil: nothing is intercepted (yet)
 }
 
 // newDaemon makes the parts and opens the sockets, but serves nothing yet.
 func newDaemon(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slog.LevelVar) (*daemon, error) {
 	d := &daemon{
 		log: log, level: level, started: time.Now(), cfg: cfg,
-		relisten:  make(chan struct{}, 1),
+		relisten: make(chan struct{}, 1), clusterChanged: make(chan struct{}, 1), heard: make(chan struct{}),
+		leave:     func() {},
 		endpoints: map[netip.AddrPort]*resolver.Endpoint{},
 		reloads:   map[string]uint64{"success": 0, "failure": 0},
 	}
@@ -70,17 +86,34 @@ func newDaemon(ctx context.Context, cfg *config.Config, log *slog.Logger, level 
 	if d.forwarder, err = d.newForwarder(cfg); err != nil {
 		return nil, err
 	}
-	settings, err := resolverSettings(cfg)
-	if err == nil {
-		d.resolver, err = resolver.New(resolver.Config{Cache: d.cache, Forwarder: d.forwarder, Settings: settings})
-	}
-	if err != nil {
-		return nil, errors.Join(err, d.forwarder.Close())
-	}
-	if d.endpoints, err = d.openEndpoints(ctx, cfg, cfg.Listen); err != nil {
+	if err := d.makeParts(ctx, cfg); err != nil {
+		if d.kernel != nil {
+			err = errors.Join(err, d.kernel.Close())
+		}
 		return nil, errors.Join(err, d.forwarder.Close())
 	}
 	return d, nil
+}
+
+// makeParts makes what newDaemon has to undo if it fails.
+func (d *daemon) makeParts(ctx context.Context, cfg *config.Config) error {
+	settings, err := d.resolverSettings(cfg)
+	if err != nil {
+		return err
+	}
+	if d.resolver, err = resolver.New(resolver.Config{Cache: d.cache, Forwarder: d.forwarder, Settings: settings}); err != nil {
+		return err
+	}
+	if err := d.newGuard(cfg); err != nil {
+		return err
+	}
+	if d.watcher, err = d.newWatcher(cfg, settings.Search.Policy); err != nil {
+		return fmt.Errorf("kubernetes: %w", err)
+	}
+	if cfg.Intercept.Mode == config.InterceptNone {
+		d.endpoints, err = d.openEndpoints(ctx, cfg, cfg.Listen)
+	}
+	return err
 }
 
 // newForwarder makes the forwarder of a configuration, and has its news logged.
@@ -161,6 +194,29 @@ func (d *daemon) listening() []netip.AddrPort {
 	return addrs
 }
 
+// addEndpoint and removeEndpoint keep the table of what is served; interception
+// opens and closes endpoints by itself.
+func (d *daemon) addEndpoint(addr netip.AddrPort, ep *resolver.Endpoint) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.endpoints[addr] = ep
+}
+
+func (d *daemon) removeEndpoint(addr netip.AddrPort) *resolver.Endpoint {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ep := d.endpoints[addr]
+	delete(d.endpoints, addr)
+	return ep
+}
+
+// setInterceptor makes an interception's counts visible.
+func (d *daemon) setInterceptor(i *iptables.Interceptor) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.icp = i
+}
+
 // upstream returns the forwarder in use.
 func (d *daemon) upstream() *upstream.Forwarder {
 	d.mu.Lock()
@@ -205,7 +261,7 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 	if keys := changedAtRestart(old, cfg); keys != nil {
 		return fmt.Errorf("these keys change only with a restart: %s", strings.ReplaceAll(keys.Error(), "\n", ", "))
 	}
-	settings, err := resolverSettings(cfg)
+	settings, err := d.resolverSettings(cfg)
 	if err != nil {
 		return err
 	}
@@ -297,5 +353,8 @@ func (d *daemon) close() error {
 	defer cancel()
 	err := d.resolver.Shutdown(ctx)
 	d.background.Wait()
+	if d.kernel != nil {
+		err = errors.Join(err, d.kernel.Close())
+	}
 	return errors.Join(err, d.upstream().Close())
 }

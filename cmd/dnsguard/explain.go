@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -88,15 +87,12 @@ func explain(ctx context.Context, cfg *config.Config, name, qtype string, client
 	if client.IsValid() {
 		q.Set("client", client.String())
 	}
-	body, err := askDaemon(ctx, cfg.Control, explainPage+"?"+q.Encode())
-	switch {
-	case err == nil:
-		x = new(resolver.Explanation)
-		return x, "the running daemon", json.Unmarshal([]byte(body), x)
-	case !errors.Is(err, errNoDaemon):
-		return nil, "", err
+	x = new(resolver.Explanation)
+	err = getJSON(ctx, cfg.Control, explainPage+"?"+q.Encode(), x)
+	if !errors.Is(err, errNoDaemon) {
+		return x, "the running daemon", err
 	}
-	cfg.Listen = nil // nothing is served
+	cfg.Listen, cfg.Guard.Enabled, cfg.Intercept.Mode = nil, false, config.InterceptNone // nothing is served
 	log, level := newLogger(io.Discard, cfg.Log)
 	d, err := newDaemon(ctx, cfg, log, level)
 	if err != nil {
@@ -121,8 +117,7 @@ func (d *daemon) explainHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(x) // the client went
+	writeJSON(w, x)
 }
 
 // writeExplanation prints an explanation for a person.

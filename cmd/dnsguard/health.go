@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -52,6 +53,24 @@ var errNoDaemon = errors.New("no running dnsguard answers on the control socket"
 // askDaemon gets a page from the running daemon over its control socket. A
 // status other than 200 is an error with the body's text.
 func askDaemon(ctx context.Context, control, page string) (string, error) {
+	return callDaemon(ctx, http.MethodGet, control, page)
+}
+
+// postDaemon has the running daemon do something.
+func postDaemon(ctx context.Context, control, page string) (string, error) {
+	return callDaemon(ctx, http.MethodPost, control, page)
+}
+
+// getJSON gets a page as JSON into v.
+func getJSON(ctx context.Context, control, page string, v any) error {
+	body, err := askDaemon(ctx, control, page)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(body), v)
+}
+
+func callDaemon(ctx context.Context, method, control, page string) (string, error) {
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -59,7 +78,7 @@ func askDaemon(ctx context.Context, control, page string) (string, error) {
 			return d.DialContext(ctx, "unix", control)
 		},
 	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://dnsguard"+page, nil)
+	req, err := http.NewRequestWithContext(ctx, method, "http://dnsguard"+page, nil)
 	if err != nil {
 		return "", err
 	}

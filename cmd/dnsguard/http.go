@@ -25,9 +25,7 @@ import (
 // the port is everybody's.
 func (d *daemon) handler(private bool) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprintln(w, "ok")
-	})
+	mux.HandleFunc("GET /healthz", d.healthz)
 	mux.HandleFunc("GET /readyz", d.readyz)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(d.registry, promhttp.HandlerOpts{
 		Registry: d.registry, MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn),
@@ -40,6 +38,8 @@ func (d *daemon) handler(private bool) http.Handler {
 	if private {
 		// It asks upstreams, so not for everybody on the machine.
 		mux.HandleFunc("GET "+explainPage, d.explainHTTP)
+		mux.HandleFunc("GET "+flowsPage, d.flowsHTTP)
+		mux.HandleFunc("POST "+leavePage, d.leaveHTTP)
 	}
 	mux.HandleFunc("GET /debug/pprof/", guard(pprof.Index))
 	mux.HandleFunc("GET /debug/pprof/cmdline", guard(pprof.Cmdline))
@@ -60,6 +60,17 @@ func loopbackOnly(h http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
+// healthz answers 200, or 503 once a reader has stood still: the process then
+// works with less than it should, and had better be started anew.
+func (d *daemon) healthz(w http.ResponseWriter, _ *http.Request) {
+	if n := d.resolver.Stats().Stuck; n > 0 {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		fmt.Fprintf(w, "%d sockets were closed because their reader stood still\n", n)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
 // readyz answers 200 with the warnings, or 503 with the reasons, one a line.
 func (d *daemon) readyz(w http.ResponseWriter, _ *http.Request) {
 	reasons, warnings := d.conditions.get()
@@ -78,14 +89,19 @@ func (d *daemon) readyz(w http.ResponseWriter, _ *http.Request) {
 func (d *daemon) statusz(w http.ResponseWriter, r *http.Request) {
 	s := d.status()
 	if strings.Contains(r.Header.Get("Accept"), "application/json") {
-		w.Header().Set("Content-Type", "application/json")
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		_ = e.Encode(s) // the client went
+		writeJSON(w, s)
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	s.write(w)
+}
+
+// writeJSON answers with v.
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	_ = e.Encode(v) // the client went
 }
 
 // listenHTTP opens the TCP socket of the pages, none for an empty address.

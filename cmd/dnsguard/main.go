@@ -55,6 +55,9 @@ func commands() []command {
 		demoCommand(),
 		healthCommand(),
 		explainCommand(),
+		flowsCommand(),
+		rulesCommand(),
+		cleanupCommand(),
 		versionCommand(),
 	}
 }

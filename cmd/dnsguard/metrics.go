@@ -83,6 +83,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	collectResolver(ch, d.resolver.Stats())
 	collectCache(ch, d.cache.Stats())
 	collectUpstream(ch, d.upstreamStats())
+	d.collectNode(ch)
 }
 
 func collectResolver(ch chan<- prometheus.Metric, s resolver.Stats) {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/dnsguard/dnsguard/internal/config"
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 	"github.com/dnsguard/dnsguard/resolver/upstream"
 )
@@ -32,7 +33,14 @@ func (d *daemon) probeEndpoints(ctx context.Context) {
 	ticker := time.NewTicker(probeInterval)
 	defer ticker.Stop()
 	for {
-		for _, addr := range d.listening() {
+		d.kubeReadiness()
+		// Intercepted addresses are probed by the interception itself: from
+		// here, a query to them would take the clients' way, wherever it leads.
+		addrs := d.listening()
+		if d.config().Intercept.Mode != config.InterceptNone {
+			addrs = nil
+		}
+		for _, addr := range addrs {
 			text := ""
 			if err := probe(ctx, addr); err != nil && ctx.Err() == nil {
 				text = err.Error()
@@ -84,6 +92,28 @@ func probe(ctx context.Context, addr netip.AddrPort) error {
 	}
 }
 
+// How a reader that stands still is told from one that works.
+const (
+	watchdogInterval = 250 * time.Millisecond
+	watchdogLimit    = time.Second
+)
+
+// watchdog closes the sockets of readers that stand still, until ctx ends.
+func (d *daemon) watchdog(ctx context.Context) {
+	ticker := time.NewTicker(watchdogInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			if n := d.resolver.CloseStuck(watchdogLimit); n > 0 {
+				d.log.Error("readers stand still; their sockets are closed, the others go on", "readers", n)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // awaitUpstream asks the upstreams until one has answered: before, queries are
 // better off elsewhere. Any answer will do, an error too.
 func (d *daemon) awaitUpstream(ctx context.Context) {
@@ -94,6 +124,7 @@ func (d *daemon) awaitUpstream(ctx context.Context) {
 		_, err := d.upstream().Exchange(ctx, root)
 		if err == nil {
 			d.conditions.notReady(key, "")
+			close(d.heard)
 			return
 		}
 		if ctx.Err() != nil {

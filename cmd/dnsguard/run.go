@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"os"
 	"os/signal"
 	"sync"
@@ -12,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dnsguard/dnsguard/internal/config"
+	"github.com/dnsguard/dnsguard/internal/kube"
+	"github.com/dnsguard/dnsguard/iptables"
 )
 
 func runCommand() command {
@@ -42,6 +43,7 @@ func runCommand() command {
 // that was received has been answered, or when it cannot start.
 func run(ctx context.Context, c *cli, cfg *config.Config, path string, load func() (*config.Config, error)) error {
 	log, level := newLogger(c.err, cfg.Log)
+	kube.RouteLogs(log.Handler())
 	log.Info("starting", "version", version, "config", path, "hash", cfg.Hash())
 	d, err := newDaemon(ctx, cfg, log, level)
 	if err != nil {
@@ -64,47 +66,89 @@ func run(ctx context.Context, c *cli, cfg *config.Config, path string, load func
 	if err := d.serve(); err != nil {
 		return errors.Join(err, d.close())
 	}
+	ctx, d.leave = context.WithCancel(ctx)
+	defer d.leave()
+	return d.live(ctx, path, load)
+}
 
+// live has all parts work until ctx ends, and then leaves in order.
+func (d *daemon) live(ctx context.Context, path string, load func() (*config.Config, error)) error {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, unix.SIGHUP)
 	defer signal.Stop(hup)
 	working, stop := context.WithCancel(ctx)
 	defer stop()
-	changed := make(chan struct{}, 1)
 	var workers sync.WaitGroup
+	changed := make(chan struct{}, 1)
+	failed := make(chan error, 1)
 	workers.Go(func() { d.probeEndpoints(working) })
 	workers.Go(func() { d.awaitUpstream(working) })
-	if path != "" {
-		workers.Go(func() {
-			config.Watch(working, path, func(_ []byte, err error) {
-				if err != nil {
-					err = fmt.Errorf("watch configuration: %w", err)
-					log.Warn("configuration file not readable", "error", err)
-					d.conditions.warn("config file", err.Error())
-					return
-				}
-				d.conditions.warn("config file", "")
-				select {
-				case changed <- struct{}{}:
-				default:
-				}
-			})
-		})
+	workers.Go(func() { d.watchdog(working) })
+	workers.Go(func() { d.followCluster(working) })
+	if d.guard != nil {
+		workers.Go(func() { _ = d.guard.Run(working) }) // nil, always
 	}
-	for {
+	var taking *interception
+	if cfg := d.config(); cfg.Intercept.Mode != config.InterceptNone {
+		taking = newInterception(d, cfg)
+		d.conditions.notReady("intercept", "not begun yet")
+		workers.Go(func() { taking.keep(working, startFailure(failed)) })
+	}
+	if path != "" {
+		workers.Go(func() { d.watchConfig(working, path, changed) })
+	}
+	var err error
+	for leaving := false; !leaving; {
 		select {
 		case <-changed:
 			d.reload(ctx, load)
 		case <-hup:
 			d.reload(ctx, load)
+		case err = <-failed:
+			leaving = true
 		case <-ctx.Done():
-			log.Info("leaving: answering what was received")
-			d.conditions.notReady("leaving", "the process was told to end")
-			stop()
-			err := d.close()
-			workers.Wait()
-			log.Info("left")
-			return err
+			leaving = true
 		}
 	}
+	d.log.Info("leaving: answering what was received")
+	d.conditions.notReady("leaving", "the process was told to end")
+	stop()
+	workers.Wait()
+	if taking != nil {
+		err = errors.Join(err, taking.withdraw())
+	}
+	err = errors.Join(err, d.close())
+	if taking != nil {
+		err = errors.Join(err, taking.end())
+	}
+	d.log.Info("left")
+	return err
+}
+
+// startFailure returns what reports the first try of an interception if an
+// operator has to change something: a setting, or who has an address.
+func startFailure(failed chan<- error) func(error) {
+	return func(err error) {
+		var setting *iptables.ConfigError
+		var address *iptables.AddressError
+		if errors.As(err, &setting) || errors.As(err, &address) {
+			failed <- err
+		}
+	}
+}
+
+// watchConfig reports changes of the configuration file until ctx ends.
+func (d *daemon) watchConfig(ctx context.Context, path string, changed chan<- struct{}) {
+	config.Watch(ctx, path, func(_ []byte, err error) {
+		if err != nil {
+			d.log.Warn("configuration file not readable", "error", err)
+			d.conditions.warn("config file", err.Error())
+			return
+		}
+		d.conditions.warn("config file", "")
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	})
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"runtime"
 	"slices"
 	"text/tabwriter"
@@ -27,6 +28,7 @@ type status struct {
 	Upstreams []statusUpstream `json:"upstreams"`
 	Walks     statusWalks      `json:"search"`
 	Memory    statusMemory     `json:"memory"`
+	statusNode
 }
 
 type statusQueries struct {
@@ -88,6 +90,7 @@ func (d *daemon) status() *status {
 		Walks:  statusWalks{Walks: map[string]uint64{}, Saved: rs.Saved},
 		Memory: statusMemory{HeapBytes: mem.HeapAlloc, Goroutines: runtime.NumGoroutine()},
 	}
+	s.statusNode = d.statusNode()
 	s.Reasons, s.Warnings = d.conditions.get()
 	s.Ready = len(s.Reasons) == 0
 	for _, a := range d.listening() {
@@ -153,6 +156,7 @@ func (s *status) write(out io.Writer) {
 	line("cache", "%d entries, %d of %d bytes, %d evicted", s.Cache.Entries, s.Cache.Bytes, s.Cache.Size, s.Cache.Evictions)
 	line("search walks", "%s, %d questions saved", counts(s.Walks.Walks), s.Walks.Saved)
 	line("memory", "%d bytes of heap, %d goroutines", s.Memory.HeapBytes, s.Memory.Goroutines)
+	s.writeNode(line)
 	fmt.Fprintln(w)
 	fmt.Fprintln(w, "upstream\t\tstate\tround trip\tqueries\tfailures\thedges\tretries\tin flight\tsockets")
 	for _, u := range s.Upstreams {
@@ -162,6 +166,30 @@ func (s *status) write(out io.Writer) {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%v\t%d\t%d\t%d\t%d\t%d\t%d\n", u.Server, u.Transport, state,
 			time.Duration(u.RTT*float64(time.Second)).Round(time.Microsecond), u.Queries, u.Failures, u.Hedges, u.Retries, u.InFlight, u.Sockets)
+	}
+}
+
+// writeNode prints the node's part.
+func (s *status) writeNode(line func(name, format string, args ...any)) {
+	if i := s.Intercept; i != nil {
+		line("interception", "%s (%s), %d repairs, %d clients let past, withdrawn: %s", i.Backend, i.Reason, i.Repairs, i.Bypassed, counts(i.Withdrawals))
+		for _, addr := range slices.Sorted(maps.Keys(i.Active)) {
+			state := "taken"
+			if !i.Active[addr] {
+				state = "left to kube-proxy"
+			}
+			line("", "%s is %s", addr, state)
+		}
+	}
+	if g := s.Guard; g != nil {
+		line("guard", "%s; flows %d live, %d held, %d stale; %d re-created", g.Message, g.Flows["live"], g.Flows["held"], g.Flows["stale"], g.Recreated)
+		line("", "deleted: %s", counts(g.Deleted))
+	}
+	if c := s.Cluster; c != nil {
+		line("cluster", "heard %v ago, synced %v, %d pod addresses", time.Duration(c.Age*float64(time.Second)).Round(time.Second), c.Synced, c.Pods)
+		for _, watch := range c.Watches {
+			line("", "%s", watch)
+		}
 	}
 }
 

@@ -6,10 +6,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/dnsguard/dnsguard/internal/config"
+	"github.com/dnsguard/dnsguard/iptables"
 	"github.com/dnsguard/dnsguard/resolver"
 	"github.com/dnsguard/dnsguard/resolver/cache"
 	"github.com/dnsguard/dnsguard/resolver/search"
@@ -45,14 +48,14 @@ func listenOptions(cfg *config.Config) resolver.ListenOptions {
 	}
 }
 
-func resolverSettings(cfg *config.Config) (resolver.Settings, error) {
+func (d *daemon) resolverSettings(cfg *config.Config) (resolver.Settings, error) {
 	policy, err := search.New(search.Config{
 		ClusterDomain: cfg.ClusterDomain, Domains: cfg.Search.Domains, NDots: cfg.Search.NDots, Expand: cfg.Search.Expand,
 	})
 	if err != nil {
 		return resolver.Settings{}, fmt.Errorf("search: %w", err)
 	}
-	walks := &resolver.Search{Policy: policy, Collapse: cfg.Search.Collapse}
+	walks := &resolver.Search{Policy: policy, Collapse: cfg.Search.Collapse, Client: d.searchList}
 	for _, t := range cfg.Search.Types {
 		walks.Types = append(walks.Types, uint16(t))
 	}
@@ -86,6 +89,9 @@ func upstreamConfig(cfg *config.Config) (upstream.Config, error) {
 		Timeouts: upstream.Timeouts{Hedge: cfg.Timeouts.Hedge, Retry: cfg.Timeouts.Retry, Total: cfg.Timeouts.Total},
 		Budget:   upstream.Budget{Hedge: cfg.Budget.Hedge, Retry: cfg.Budget.Retry},
 		Self:     isSelf(cfg.Listen),
+	}
+	if cfg.Intercept.Mode != config.InterceptNone {
+		u.Control = iptables.MarkUpstream(uint32(cfg.Intercept.Mark))
 	}
 	for _, up := range cfg.Upstreams {
 		r := upstream.Route{Zones: up.Zones}
@@ -160,10 +166,13 @@ func isLocal(a netip.Addr) bool {
 func changedAtRestart(old, new *config.Config) error {
 	var errs []error
 	for key, differs := range map[string]bool{
-		"control":    old.Control != new.Control,
-		"http":       old.HTTP != new.HTTP,
-		"kubernetes": old.Kubernetes != new.Kubernetes,
-		"log.format": old.Log.Format != new.Log.Format,
+		"control":                    old.Control != new.Control,
+		"http":                       old.HTTP != new.HTTP,
+		"kubernetes":                 old.Kubernetes != new.Kubernetes,
+		"log.format":                 old.Log.Format != new.Log.Format,
+		"guard":                      !reflect.DeepEqual(old.Guard, new.Guard),
+		"intercept":                  !reflect.DeepEqual(old.Intercept, new.Intercept),
+		"listen (with interception)": old.Intercept.Mode != config.InterceptNone && !slices.Equal(old.Listen, new.Listen),
 	} {
 		if differs {
 			errs = append(errs, errors.New(key))

@@ -22,6 +22,8 @@ type fakeNet struct {
 	servers map[netip.AddrPort]func(*fakeQuery)
 	dialing func(network string, server netip.AddrPort) error // may sleep
 
+	scripts sync.Mutex // held while one runs
+
 	mu    sync.Mutex
 	conns []*fakeConn
 	seen  []*fakeQuery
@@ -261,6 +263,8 @@ func (c *fakeConn) query(msg []byte) {
 	c.net.seen = append(c.net.seen, q)
 	script := c.net.servers[c.server]
 	c.net.mu.Unlock()
+	c.net.scripts.Lock() // scripts need no locks of their own
+	defer c.net.scripts.Unlock()
 	script(q)
 }
 

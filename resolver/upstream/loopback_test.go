@@ -10,9 +10,11 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
@@ -303,6 +305,32 @@ func TestPortsChange(t *testing.T) {
 		if age := last[from].Sub(first[from]); age > 2500*time.Millisecond {
 			t.Errorf("%s was used for %v", from, age)
 		}
+	}
+}
+
+func TestControl(t *testing.T) {
+	var mu sync.Mutex
+	called := make(map[string]int)
+	f := newForwarder(t, Config{
+		Timeouts: patient(),
+		Control: func(network, address string, c syscall.RawConn) error {
+			mu.Lock()
+			defer mu.Unlock()
+			called[network]++
+			return nil
+		},
+	}, serve(t, func(w dns.ResponseWriter, q *dns.Msg) {
+		m := new(dns.Msg).SetReply(q)
+		_, m.Truncated = w.LocalAddr().(*net.UDPAddr)
+		_ = w.WriteMsg(m)
+	}))
+	if _, err := f.Exchange(t.Context(), query("www.example.")); err != nil {
+		t.Fatal(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if diff := cmp.Diff(map[string]int{"udp4": 1, "tcp4": 1}, called); diff != "" {
+		t.Error(diff)
 	}
 }
 

@@ -283,6 +283,32 @@ func TestSecondQuestionsUseNewSockets(t *testing.T) {
 	})
 }
 
+// The two questions of one lookup do not share a socket that has not answered
+// yet: both would be lost on a dead endpoint, and two packets at once on a new
+// 5-tuple are what the connection tracker drops one of.
+func TestFirstQuestionsDoNotShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNet(t, healthy(ms))
+		f := n.forwarder(Config{})
+		var wg sync.WaitGroup
+		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
+			wg.Go(func() {
+				q := query("www.example.")
+				q.Type = qtype
+				_, _ = f.Exchange(t.Context(), q)
+			})
+		}
+		wg.Wait()
+		if got := len(n.usage()); got != 2 {
+			t.Errorf("%d sockets for A and AAAA, want 2", got)
+		}
+		load(t, f, 100, ms)
+		if got := len(n.usage()); got != 2 {
+			t.Errorf("%d sockets after 100 ms, want the same 2", got)
+		}
+	})
+}
+
 // There is a bound on sockets, whatever happens.
 func TestSocketLimit(t *testing.T) {
 	for name, p := range map[string]Protocol{"udp": UDPOnly, "tcp": TCPOnly} {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,7 +80,10 @@ func TestWatchedFile(t *testing.T) {
 			Servers []netip.AddrPort
 			Failed  bool
 		}
-		var news []told
+		var (
+			mu   sync.Mutex
+			news []told
+		)
 		n := newFakeNet(t, healthy(ms), healthy(ms), healthy(ms))
 		write("nameserver 192.0.2.1\n")
 		f := n.forwarder(Config{
@@ -89,6 +93,8 @@ func TestWatchedFile(t *testing.T) {
 				if of != file {
 					t.Errorf("told of %q", of)
 				}
+				mu.Lock()
+				defer mu.Unlock()
 				news = append(news, told{servers, err != nil})
 			},
 		})
@@ -128,17 +134,17 @@ func TestWatchedFile(t *testing.T) {
 				}
 			}, 1, []told{{addrPorts("192.0.2.1:53"), false}}},
 		} {
-			synctest.Wait()
-			news = nil
 			step.change()
 			time.Sleep(3 * pollInterval)
-			synctest.Wait()
 			if got := asked(); got != step.server {
 				t.Errorf("%s: server %d asked, want %d", step.name, got, step.server)
 			}
+			mu.Lock()
 			if diff := cmp.Diff(step.told, news, compareAddrPorts()); diff != "" {
 				t.Errorf("%s: told %s", step.name, diff)
 			}
+			news = nil
+			mu.Unlock()
 		}
 		time.Sleep(time.Minute)
 		if len(f.departed) > 3 {

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/netip"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -425,4 +424,3 @@ func checkAnswer(t *testing.T, q Question, ans Answer) {
 		t.Errorf("%d octets, message ends at %d", len(ans.Msg), r.End)
 	}
 }
-

@@ -13,15 +13,15 @@ import (
 // until the connection fails or is done.
 func (c *conn) readStream() error {
 	var (
-		r   dnswire.Response
-		in  = bufio.NewReaderSize(c.nc, 4096)
-		len [2]byte
+		r      dnswire.Response
+		in     = bufio.NewReaderSize(c.nc, 4096)
+		length [2]byte
 	)
 	for {
-		if _, err := io.ReadFull(in, len[:]); err != nil {
+		if _, err := io.ReadFull(in, length[:]); err != nil {
 			return err
 		}
-		msg := make([]byte, binary.BigEndian.Uint16(len[:]))
+		msg := make([]byte, binary.BigEndian.Uint16(length[:]))
 		if _, err := io.ReadFull(in, msg); err != nil {
 			return err
 		}
@@ -39,16 +39,23 @@ func (c *conn) writeStream() {
 	for range c.kick {
 		s.mu.Lock()
 		out := c.out
-		c.out = spare[:0]
+		c.out, spare = spare[:0], nil // never both at once
 		s.unlock()
-		if len(out) == 0 {
-			continue
-		}
-		_ = c.nc.SetWriteDeadline(time.Now().Add(s.f.config.Timeouts.Total)) // Write tells if the connection is closed
-		if _, err := c.nc.Write(out); err != nil {
-			c.close(err)
+		if len(out) > 0 && !c.write(out) {
 			return
 		}
 		spare = out
 	}
+}
+
+// write writes to the connection, which it closes if that fails.
+func (c *conn) write(b []byte) bool {
+	err := c.nc.SetWriteDeadline(time.Now().Add(c.srv.f.config.Timeouts.Total))
+	if err == nil {
+		_, err = c.nc.Write(b)
+	}
+	if err != nil {
+		c.close(err)
+	}
+	return err == nil
 }

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/dnsguard/dnsguard/internal/config"
+	"github.com/dnsguard/dnsguard/internal/kube"
+	"github.com/dnsguard/dnsguard/resolver/search"
+)
+
+// newWatcher returns what follows the cluster's objects, or nil where the
+// configuration wants none. It reads nothing yet.
+func (d *daemon) newWatcher(cfg *config.Config, policy *search.Policy) (*kube.Watcher, error) {
+	if cfg.Kubernetes.Source == config.SourceNone {
+		return nil, nil
+	}
+	c := kube.Config{
+		DNSService: kube.Name(cfg.Kubernetes.DNSService),
+		// Namespaces are watched cluster-wide: only where an annotation on
+		// them can matter.
+		Namespaces: cfg.Intercept.Mode != config.InterceptNone,
+		Pods:       cfg.Search.Collapse || cfg.Search.Expand || cfg.Intercept.Mode != config.InterceptNone,
+		NodeName:   cfg.Kubernetes.NodeName,
+		ListOf:     policy.ListOf,
+		NodeAddrs:  interfaceAddrs,
+		OnChange:   d.onCluster,
+		OnProblem: func(p kube.Problem) {
+			if p.Err != nil {
+				d.log.Warn("watching the cluster does not get on; what was known stays in force", "watch", p.Watch, "error", p.Err)
+				return
+			}
+			d.log.Info("watching the cluster gets on again", "watch", p.Watch)
+		},
+	}
+	if c.NodeName == "" {
+		c.NodeName = os.Getenv("NODE_NAME")
+	}
+	if c.Pods && c.NodeName == "" {
+		d.log.Warn("this node's pods are not watched: kubernetes.nodeName and $NODE_NAME are empty; search lists are read off the names")
+		c.Pods, c.Namespaces = false, false
+	}
+	if cfg.Guard.Enabled {
+		for _, s := range cfg.Guard.Services {
+			c.Services = append(c.Services, kube.Name(s))
+		}
+	}
+	if cfg.Kubernetes.Source == config.SourceFile {
+		c.Source = kube.NewFile(cfg.Kubernetes.File)
+	} else {
+		api, err := kube.NewAPI(kube.APIConfig{Kubeconfig: cfg.Kubernetes.Kubeconfig, Version: version})
+		if err != nil {
+			return nil, err
+		}
+		c.Source = api
+	}
+	return kube.New(c)
+}
+
+// onCluster takes a new state of the cluster.
+func (d *daemon) onCluster(s *kube.State) {
+	d.cluster.Store(s)
+	if s.Guard != nil && d.guard != nil {
+		d.guard.Update(s.Guard)
+	}
+	text := ""
+	if len(s.Missing) > 0 {
+		names := make([]string, len(s.Missing))
+		for i, n := range s.Missing {
+			names[i] = n.String()
+		}
+		text = "no such Service: " + strings.Join(names, ", ")
+	}
+	d.conditions.warn("kubernetes services", text)
+	select {
+	case d.clusterChanged <- struct{}{}:
+	default:
+	}
+}
+
+// clusterIPs returns the addresses of the cluster's DNS Service, at most one of
+// each family: as the cluster says or, before it is heard, as the environment
+// does.
+func (d *daemon) clusterIPs() []netip.Addr {
+	if s := d.cluster.Load(); s != nil && s.DNS != nil {
+		return s.DNS.ClusterIPs
+	}
+	if addr, err := serviceAddr(d.config().Kubernetes.DNSService); err == nil {
+		return []netip.Addr{addr.Addr()}
+	}
+	return nil
+}
+
+// excludedClients returns the pods that asked not to be intercepted.
+func (d *daemon) excludedClients() []netip.Addr {
+	if s := d.cluster.Load(); s != nil {
+		return s.Excluded
+	}
+	return nil
+}
+
+// searchList returns the list of a client by its address, as
+// resolver.Search.Client has it.
+func (d *daemon) searchList(a netip.Addr) (list *search.List, known bool) {
+	s := d.cluster.Load()
+	if s == nil {
+		return nil, false
+	}
+	list, known = s.Clients[a]
+	return list, known
+}
+
+// kubeReadiness keeps the condition of the cluster's objects.
+func (d *daemon) kubeReadiness() {
+	if d.watcher == nil {
+		return
+	}
+	s := d.watcher.Stats()
+	text := ""
+	if !s.Synced {
+		for _, w := range s.Watches {
+			if !w.Synced {
+				text = "not read yet: " + w.Name
+				if w.Err != nil {
+					text += ": " + w.Err.Error()
+				}
+				break
+			}
+		}
+	}
+	d.conditions.notReady("kubernetes", text)
+	text = ""
+	for _, w := range s.Watches {
+		if w.Synced && w.Err != nil {
+			text = "out of date: " + w.Name + ": " + w.Err.Error()
+		}
+	}
+	d.conditions.warn("kubernetes", text)
+}
+
+// interfaceAddrs returns the addresses of this machine's interfaces.
+func interfaceAddrs() []netip.Addr {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	var out []netip.Addr
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && !p.Addr().IsLoopback() {
+			out = append(out, p.Addr().Unmap().WithZone(""))
+		}
+	}
+	return out
+}
+
+// followCluster follows the cluster until ctx ends.
+func (d *daemon) followCluster(ctx context.Context) {
+	if d.watcher != nil {
+		d.watcher.Run(ctx)
+	}
+}

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dnsguard/dnsguard/ctguard"
+	"github.com/dnsguard/dnsguard/internal/config"
+)
+
+// newGuard makes the conntrack guard, or returns nil where the configuration
+// wants none.
+func (d *daemon) newGuard(cfg *config.Config) error {
+	if !cfg.Guard.Enabled {
+		return nil
+	}
+	kernel, err := ctguard.OpenKernel(0)
+	if err != nil {
+		return fmt.Errorf("guard: %w; without the capability NET_ADMIN or conntrack, set guard.enabled to false", err)
+	}
+	prober, err := ctguard.NewUDPProber(cfg.ClusterDomain)
+	if err != nil {
+		return errors.Join(err, kernel.Close())
+	}
+	c := ctguard.Config{
+		Table: kernel, Events: kernel, Host: kernel, Prober: prober,
+		Resync: cfg.Guard.Resync, DryRun: cfg.Guard.DryRun,
+		OnPurge: d.onPurge,
+		OnState: func(s ctguard.State) { d.log.Info("guard", "state", s.String(), "message", s.Message()) },
+	}
+	if cfg.Intercept.Mode != config.InterceptNone {
+		c.Zones = []uint16{cfg.Intercept.Zone} // the link-local fallback's flows
+	}
+	guard, err := ctguard.New(c)
+	if err != nil {
+		return errors.Join(err, kernel.Close())
+	}
+	d.guard, d.kernel = guard, kernel
+	return nil
+}
+
+// onPurge writes the audit log: a line for every flow that was deleted.
+func (d *daemon) onPurge(p ctguard.Purge) {
+	attrs := []any{
+		"client", p.Flow.Orig.Src.String(), "frontend", p.Flow.Orig.Dst.String(), "endpoint", p.Flow.Reply.Src.String(),
+		"service", p.Frontend.Service, "reason", p.Reason.String(), "by_event", p.Event, "dry_run", p.DryRun,
+	}
+	if age, known := p.Flow.Age(time.Now()); known {
+		attrs = append(attrs, "age", age.String())
+	}
+	d.log.Info("flow deleted", attrs...)
+}
+
+// flowsPage is where the control socket tells the flows.
+const flowsPage = "/flows"
+
+// flowStatus is a flow with the guard's verdict, as dnsguard flows prints it.
+type flowStatus struct {
+	Client   string `json:"client"`
+	Frontend string `json:"frontend"`
+	Endpoint string `json:"endpoint"`
+	Service  string `json:"service"`
+	Verdict  string `json:"verdict"`
+	Reason   string `json:"reason"`
+	Expires  int    `json:"expiresSeconds"`
+	Assured  bool   `json:"assured"`
+	Zone     uint16 `json:"zone"`
+}
+
+func flowsCommand() command {
+	return command{
+		name:    "flows",
+		summary: "list this node's DNS flows with the guard's verdict and its reason",
+		example: "dnsguard flows --stale",
+		setup: func(fs *flag.FlagSet) func(context.Context, *cli, []string) int {
+			stale := fs.Bool("stale", false, "only those that lead to endpoints that are gone")
+			format := outputFlag(fs)
+			_, load := configFlags(fs)
+			return func(ctx context.Context, c *cli, args []string) int {
+				if !noArgs(c, "flows", args) {
+					return exitUsage
+				}
+				cfg, err := load()
+				if err != nil {
+					return c.fail("flows", err)
+				}
+				ctx, cancel := context.WithTimeout(ctx, flowsTimeout)
+				defer cancel()
+				flows, err := listFlows(ctx, cfg)
+				if err != nil {
+					return c.fail("flows", err)
+				}
+				if *stale {
+					flows = staleOnly(flows)
+				}
+				if *format == "json" {
+					return c.json(flows)
+				}
+				writeFlows(c.out, flows)
+				return exitOK
+			}
+		},
+	}
+}
+
+// flowsTimeout bounds the reading of the cluster's objects and of the table.
+const flowsTimeout = 15 * time.Second
+
+func staleOnly(flows []flowStatus) []flowStatus {
+	out := []flowStatus{}
+	for _, f := range flows {
+		if f.Verdict == ctguard.Stale.String() {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// listFlows asks the running daemon or, where none answers, looks by itself.
+func listFlows(ctx context.Context, cfg *config.Config) ([]flowStatus, error) {
+	var flows []flowStatus
+	err := getJSON(ctx, cfg.Control, flowsPage, &flows)
+	if !errors.Is(err, errNoDaemon) {
+		return flows, err
+	}
+	if cfg.Kubernetes.Source == config.SourceNone {
+		return nil, fmt.Errorf("%w, and kubernetes.source is none: there is nothing to judge flows by", err)
+	}
+	cfg.Listen, cfg.Guard.Enabled, cfg.Guard.DryRun = nil, true, true
+	cfg.Intercept.Mode, cfg.Search.Collapse, cfg.Search.Expand = config.InterceptNone, false, false
+	log, level := newLogger(io.Discard, cfg.Log)
+	d, err := newDaemon(ctx, cfg, log, level)
+	if err != nil {
+		return nil, err
+	}
+	following, stop := context.WithCancel(ctx)
+	d.background.Go(func() { d.followCluster(following) })
+	defer func() {
+		stop()
+		_ = d.close()
+	}()
+	for {
+		if s := d.cluster.Load(); s != nil && s.Guard != nil {
+			return d.flows(ctx)
+		}
+		select {
+		case <-d.clusterChanged:
+		case <-ctx.Done():
+			return nil, errors.New("the cluster's Services and EndpointSlices could not be read in time")
+		}
+	}
+}
+
+// flows lists the flows to the watched Services.
+func (d *daemon) flows(ctx context.Context) ([]flowStatus, error) {
+	if d.guard == nil {
+		return nil, errors.New("the guard is off (guard.enabled)")
+	}
+	found, err := d.guard.Flows(ctx)
+	if err != nil {
+		return nil, err
+	}
+	flows := make([]flowStatus, 0, len(found))
+	for _, f := range found {
+		flows = append(flows, flowStatus{
+			Client: f.Flow.Orig.Src.String(), Frontend: f.Flow.Orig.Dst.String(), Endpoint: f.Flow.Reply.Src.String(),
+			Service: f.Frontend.Service, Verdict: f.Verdict.String(), Reason: f.Reason.String(),
+			Expires: int(f.Flow.Remaining.Seconds()), Assured: f.Flow.Assured, Zone: f.Flow.Zone,
+		})
+	}
+	return flows, nil
+}
+
+// flowsHTTP is flows on the control socket.
+func (d *daemon) flowsHTTP(w http.ResponseWriter, r *http.Request) {
+	flows, err := d.flows(r.Context())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+		return
+	}
+	writeJSON(w, flows)
+}
+
+func writeFlows(out io.Writer, flows []flowStatus) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "CLIENT\tFRONTEND\tENDPOINT\tSERVICE\tVERDICT\tREASON\tEXPIRES")
+	for _, f := range flows {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d s\n", f.Client, f.Frontend, f.Endpoint, f.Service, f.Verdict, f.Reason, f.Expires)
+	}
+	_ = w.Flush()
+}
