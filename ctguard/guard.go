@@ -330,6 +330,13 @@ func (g *Guard) listen(ctx context.Context, sub Subscription) {
 	}
 }
 
+// count counts an error.
+func (g *Guard) count(op Op) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stats.Errors[op]++
+}
+
 // failed counts an error and has the next sweep come soon.
 func (g *Guard) failed(op Op) {
 	g.mu.Lock()

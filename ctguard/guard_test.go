@@ -411,6 +411,26 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// TestFailsForGood: what never works is tried less and less often.
+func TestFailsForGood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, &ctguardtest.Table{}, nil)
+		errs := make([]error, 1000)
+		for i := range errs {
+			errs[i] = unix.EPERM
+		}
+		l.table.Fail(ctguard.OpDump, errs...)
+		l.guard.Update(kubeDNS(podB))
+		time.Sleep(10 * time.Minute)
+		if n := l.table.Requests().Dumps; n < 30 || n > 60 {
+			t.Errorf("%d attempts in ten minutes", n)
+		}
+		if n := l.guard.Stats().Errors[ctguard.OpDump]; int(n) != l.table.Requests().Dumps {
+			t.Errorf("%d errors counted", n)
+		}
+	})
+}
+
 func TestHostFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := start(t, &ctguardtest.Table{}, nil)

@@ -370,6 +370,55 @@ func TestNewerFlowOfTheSameClient(t *testing.T) {
 	}
 }
 
+// TestZones: the flows of the link-local fallback are in a zone of their own.
+func TestZones(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		zones []uint16
+		want  string // who answers after the endpoint is gone
+	}{
+		{"ours", []uint16{5353}, podB},
+		{"someone else's", nil, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := newNode(t, func(c *Config) { c.Zones = tt.zones })
+			n.deadPod(podA)
+			n.pod(podB)
+			n.guard.Update(snapshotOf(up(podA), up(podB)))
+			n.proxy(vip4, podA)
+			n.zone(5353)
+			c := n.listen("127.0.0.1:0")
+			query(t, c, vip4, 10*time.Millisecond)
+			fs := collect(t, n.kernel, match(vip4))
+			if len(fs) != 1 || fs[0].Zone != 5353 {
+				t.Fatalf("flows %v", fs)
+			}
+			n.proxy(vip4, podB)
+			n.guard.Update(snapshotOf(up(podB)))
+			n.settled()
+			if who := query(t, c, vip4, 200*time.Millisecond); who != tt.want {
+				t.Errorf("%q answered, want %q", who, tt.want)
+			}
+		})
+	}
+}
+
+// TestLameDuckInKernel: of two flows to an endpoint that terminates, the idle
+// one is moved.
+func TestLameDuckInKernel(t *testing.T) {
+	n := newNode(t, nil)
+	busy, idle := flow("10.244.1.1:1", vip4, podA), flow("10.244.1.1:2", vip4, podA)
+	busy.Remaining, idle.Remaining = 120*time.Second, 20*time.Second
+	n.fill([]Flow{busy, idle})
+	leaving := up(podA)
+	leaving.Terminating = true
+	n.guard.Update(snapshotOf(leaving, up(podB)))
+	eventually(t, "purge", func() bool { return n.guard.Stats().Deleted[TerminatingIdle] == 1 })
+	if left := collect(t, n.kernel, match(vip4)); len(left) != 1 || left[0].Orig != busy.Orig {
+		t.Errorf("flows %v", left)
+	}
+}
+
 func TestUDPProber(t *testing.T) {
 	serve := func(reply func(q []byte) []byte) netip.AddrPort {
 		c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})

@@ -49,11 +49,12 @@ type KernelStats struct {
 //
 // The kernel needs ctnetlink (nf_conntrack_netlink), which it loads by itself.
 func OpenKernel(ns int) (*Kernel, error) {
-	k := &Kernel{ns: ns, sysctls: openSysctls()}
-	k.dial = func() (transport, error) { return openSocket(ns) }
+	k := &Kernel{ns: ns, dial: func() (transport, error) { return openSocket(ns) }}
+	// This also has the kernel load what it needs, so that the files are there.
 	if _, err := k.Usage(); err != nil {
-		return nil, errors.Join(fmt.Errorf("conntrack table: %w", err), k.Close())
+		return nil, fmt.Errorf("conntrack table: %w", err)
 	}
+	k.sysctls = openSysctls()
 	return k, nil
 }
 
@@ -271,7 +272,7 @@ func (k *Kernel) deleteBatch(t transport, flows []Flow, removed []bool) (each []
 		clear(removed)
 		return nil, fmt.Errorf("delete %d flows: %w", len(flows), err)
 	}
-	buf := make([]byte, datagramSize)
+	buf := make([]byte, answerSize)
 	for done := false; !done; {
 		n, err := t.receive(buf)
 		if err != nil {
@@ -335,7 +336,7 @@ func (k *Kernel) acknowledged(t transport, req netlink.Message) error {
 	if err := t.send([]netlink.Message{req}); err != nil {
 		return err
 	}
-	buf := make([]byte, datagramSize)
+	buf := make([]byte, answerSize)
 	for {
 		n, err := t.receive(buf)
 		if err != nil {

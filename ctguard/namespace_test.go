@@ -2,6 +2,7 @@ package ctguard
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -209,6 +210,32 @@ func (r route) exprs() []expr.Any {
 		&expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(r.to.Port())},
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(proto), RegAddrMin: 1, RegProtoMin: 2, Specified: true},
 	)
+}
+
+// zone puts every packet of the namespace into a conntrack zone.
+func (n *namespace) zone(id uint16) {
+	n.t.Helper()
+	c, err := nftables.New(nftables.WithNetNSFd(n.fd))
+	if err != nil {
+		lacking(n.t, "nftables: %v", err)
+	}
+	table := c.AddTable(&nftables.Table{Name: "zone", Family: nftables.TableFamilyINet})
+	for name, hook := range map[string]*nftables.ChainHook{
+		"pre": nftables.ChainHookPrerouting,
+		"out": nftables.ChainHookOutput,
+	} {
+		chain := c.AddChain(&nftables.Chain{
+			Name: name, Table: table, Type: nftables.ChainTypeFilter,
+			Hooknum: hook, Priority: nftables.ChainPriorityRaw,
+		})
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Immediate{Register: 1, Data: binary.NativeEndian.AppendUint16(nil, id)},
+			&expr.Ct{Register: 1, SourceRegister: true, Key: expr.CtKeyZONE},
+		}})
+	}
+	if err := c.Flush(); err != nil {
+		lacking(n.t, "nftables zone: %v", err)
+	}
 }
 
 // fill makes entries, many to a message.

@@ -10,8 +10,10 @@ var sweepsAfterChange = [...]time.Duration{0, time.Second, 3 * time.Second, 10 *
 
 const (
 	// retryAfter is the pause before a sweep that makes up for something
-	// refused or gone wrong.
-	retryAfter = time.Second
+	// refused or gone wrong. After quickRetries in a row it grows by as much
+	// with each.
+	retryAfter   = time.Second
+	quickRetries = 5
 
 	// drainEvery is how often flows to terminating endpoints are looked at,
 	// in search of idle ones, and flows to such as are believed dead.
@@ -34,6 +36,7 @@ type schedule struct {
 	step    int       // the next of sweepsAfterChange, if changed is set
 	soon    bool      // a sweep is wanted as soon as possible
 	retry   bool      // something was left undone
+	retries int       // sweeps in a row that were to make up for something
 	drain   bool      // there are flows to be looked at again soon
 
 	before       time.Time // the end of the last sweep but one
@@ -46,6 +49,11 @@ func (s *schedule) change(now time.Time) { s.changed, s.step = now, 0 }
 // swept records a sweep, and whether it saw flows to be looked at again soon.
 func (s *schedule) swept(began, ended time.Time, drain bool) {
 	s.before, s.began, s.ended, s.drain = s.ended, began, ended, drain
+	if s.retry {
+		s.retries++
+	} else {
+		s.retries = 0
+	}
 	s.soon, s.retry = false, false
 	for s.step < len(sweepsAfterChange) && !s.changed.Add(sweepsAfterChange[s.step]).After(began) {
 		s.step++
@@ -66,7 +74,7 @@ func (s *schedule) next(now time.Time) time.Time {
 		earlier(s.changed.Add(sweepsAfterChange[s.step]))
 	}
 	if s.retry {
-		earlier(s.ended.Add(retryAfter))
+		earlier(s.ended.Add(retryAfter * time.Duration(max(1, s.retries-quickRetries+1))))
 	}
 	if s.drain {
 		earlier(s.ended.Add(max(drainEvery, drainShare*took)))

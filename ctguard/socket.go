@@ -18,6 +18,10 @@ import (
 // system calls and less would cost them.
 const datagramSize = 64 << 10
 
+// answerSize is the room for a datagram of any other kind: one event, or one
+// answer with a copy of the request, of a few hundred bytes.
+const answerSize = 8 << 10
+
 // transport is a netlink socket of one operation: requests go in, datagrams
 // come out. Nothing of one operation can therefore be left over for the next,
 // and one that has to be given up is ended by closing its socket.

@@ -46,7 +46,7 @@ func (k *Kernel) subscribe(ports []uint16, buffer int) (*subscription, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("subscribe to conntrack events: %w", err), s.Close())
 	}
-	return &subscription{transport: s, ports: slices.Clone(ports), buf: make([]byte, datagramSize)}, nil
+	return &subscription{transport: s, ports: slices.Clone(ports), buf: make([]byte, answerSize)}, nil
 }
 
 // subscription is a [Subscription] to the kernel's events.

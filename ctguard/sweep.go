@@ -204,14 +204,16 @@ func (r *runner) askHost() (Timeouts, map[netip.AddrPort]bool) {
 	if r.cfg.Host == nil {
 		return DefaultTimeouts, nil
 	}
+	// Without an answer the guard goes on with what is likely: it is asked
+	// again with the next sweep.
 	t, err := r.cfg.Host.Timeouts()
 	if err != nil {
-		r.failed(OpHost)
+		r.count(OpHost)
 		t = DefaultTimeouts
 	}
 	servers, err := r.cfg.Host.VirtualServers()
 	if err != nil {
-		r.failed(OpHost)
+		r.count(OpHost)
 	}
 	ipvs := make(map[netip.AddrPort]bool, len(servers))
 	for _, s := range servers {

@@ -69,7 +69,7 @@ func (k *Kernel) tableSize() (u Usage, err error) {
 	if err := t.send([]netlink.Message{req}); err != nil {
 		return u, err
 	}
-	buf := make([]byte, datagramSize)
+	buf := make([]byte, answerSize)
 	n, err := t.receive(buf)
 	if err != nil {
 		return u, err
