@@ -97,14 +97,15 @@ func decode[O any](p *parser, d *document, to *[]*O, namespaced bool, check func
 	}
 	m := any(o).(metav1.Object)
 	name := Name{m.GetNamespace(), m.GetName()}
-	d.title += " " + name.String()
 	if name.Name == "" {
 		d.wrong("metadata", "has no name")
+	} else {
+		d.title += " " + name.String()
 	}
 	if namespaced != (name.Namespace != "") {
 		d.wrong("metadata", "has a namespace: %v, want: %v", name.Namespace != "", namespaced)
 	}
-	if before, twice := p.seen[d.title]; twice {
+	if before, twice := p.seen[d.title]; twice && name.Name != "" {
 		d.wrong("metadata", "is the same object as document %d", before)
 	}
 	p.seen[d.title] = d.number

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -28,6 +29,15 @@ const (
 	watchTimeout = 11 * time.Minute
 )
 
+// newPauses returns the pauses between attempts at a server that does not
+// answer, the reflector's own: 0.8 to 1.6 s at first, 30 to 60 s in the end, and
+// anew every pausesReset; on average 18 s.
+func newPauses() wait.Backoff {
+	return wait.Backoff{Duration: 800 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 30 * time.Second}
+}
+
+const pausesReset = 2 * time.Minute
+
 // kind is how objects are read: as O from the API, to be kept as T.
 type kind[O, T any] struct {
 	client   *rest.RESTClient
@@ -41,16 +51,23 @@ type kind[O, T any] struct {
 // newer, by default), lists from the server's cache where it cannot, and watches
 // on from the version it has.
 func follow[O, T any](f *feeds, to *feed[T], k kind[O, T]) func(context.Context) {
+	pauses := newPauses()
 	to.watch = f.newWatch(to.selector.describe(k.resource))
 	p := &puller[O, T]{kind: k, ear: &ear{feeds: f, watch: to.watch}, selector: to.selector}
 	return func(ctx context.Context) {
+		c := stoppableClock{ctx: ctx}
 		r := cache.NewReflectorWithOptions(
 			&cache.ListWatch{ListWithContextFunc: p.list, WatchFuncWithContext: p.watch},
 			new(O),
 			&store[O, T]{feeds: f, feed: to, convert: k.convert},
-			cache.ReflectorOptions{Name: to.watch.name, Clock: stoppableClock{ctx: ctx}},
+			cache.ReflectorOptions{Name: to.watch.name, Clock: c, Backoff: &pauses},
 		)
-		r.RunWithContext(ctx)
+		// As the reflector's own Run, which would log each failure besides:
+		// they are ours to tell, and have been told.
+		_ = pauses.DelayWithReset(c, pausesReset).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+			_ = r.ListAndWatchWithContext(ctx)
+			return false, nil
+		})
 	}
 }
 

@@ -1,0 +1,138 @@
+package kube
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+func TestNewRefuses(t *testing.T) {
+	source := NewFile("cluster.yaml")
+	tests := []struct {
+		name   string
+		config Config
+		want   string
+	}{
+		{"no source", Config{}, "no source"},
+		{"pods of no node", Config{Source: source, Pods: true}, "node's name is not known"},
+		{"a Service without a namespace", Config{Source: source, Services: []Name{{Name: "kube-dns"}}}, `watch service "kube-dns": namespace or name is missing`},
+		{"a DNS Service without a name", Config{Source: source, DNSService: Name{Namespace: "a"}}, "namespace or name is missing"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := New(tt.config); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestServicesTwice(t *testing.T) {
+	other := Name{"default", "dns"}
+	w, err := New(Config{Source: NewFile("cluster.yaml"), Services: []Name{kubeDNS, other, kubeDNS}, DNSService: kubeDNS})
+	must(t, err)
+	if got := w.cfg.Services; !slices.Equal(got, []Name{other, kubeDNS}) {
+		t.Errorf("services %v", got)
+	}
+}
+
+// TestPartsAreKept is about receivers that compare pointers.
+func TestPartsAreKept(t *testing.T) {
+	inBubble(t, onlyDNS, withDNS, func(t *testing.T, r *rig) {
+		before := r.watcher.State()
+		r.put(dnsSlice("kube-dns-a", []string{"10.244.0.9"}))
+		synctest.Wait()
+		after := r.watcher.State()
+		if before == after || before.Guard == after.Guard || before.DNS != after.DNS {
+			t.Errorf("before %p %p %p, after %p %p %p", before, before.Guard, before.DNS, after, after.Guard, after.DNS)
+		}
+		if got := before.Guard.Services[0].Ports[0].Endpoints; len(got) != 2 {
+			t.Errorf("the state before has changed: %v", got)
+		}
+	})
+}
+
+// TestOrderOfFirstNews holds back one kind after the other.
+func TestOrderOfFirstNews(t *testing.T) {
+	for _, held := range []string{"services", "endpointslices"} {
+		t.Run(held, func(t *testing.T) {
+			inBubble(t, onlyDNS, func(a *apiServer) {
+				withDNS(a)
+				a.refuse = forbidden(held)
+			}, func(t *testing.T, r *rig) {
+				r.after(time.Minute)
+				s := r.watcher.State()
+				if s.Guard != nil {
+					t.Errorf("a snapshot without the %s: %+v", held, s.Guard)
+				}
+				if known := s.DNS != nil; known != (held != "services") {
+					t.Errorf("DNS Service known: %v", known)
+				}
+				r.behave(func() { r.refuse = nil })
+				r.after(time.Minute)
+				r.wantEndpoints(t, "10.244.0.2:53, 10.244.0.3:53")
+			})
+		})
+	}
+}
+
+func TestNodeAddrs(t *testing.T) {
+	nodePort := dnsService(func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 30053
+	})
+	node := addrs("192.0.2.1")
+	asked := 0
+	c := onlyDNS
+	c.NodeAddrs = func() []netip.Addr {
+		asked++
+		return node
+	}
+	inBubble(t, c, func(a *apiServer) { a.put(dnsService(), dnsSlice("a", nil)) }, func(t *testing.T, r *rig) {
+		r.after(5 * time.Minute)
+		if got := r.watcher.State().Guard.NodeAddrs; got != nil || asked != 0 {
+			t.Errorf("addresses %v, asked %d times, without a node port", got, asked)
+		}
+		r.put(nodePort)
+		synctest.Wait()
+		if got := r.watcher.State().Guard.NodeAddrs; !slices.Equal(got, addrs("192.0.2.1")) {
+			t.Errorf("addresses %v", got)
+		}
+		r.tellings()
+		node = addrs("fd00::1", "192.0.2.2", "::ffff:192.0.2.2")
+		r.after(nodeAddrsInterval)
+		if got := r.watcher.State().Guard.NodeAddrs; !slices.Equal(got, addrs("192.0.2.2", "fd00::1")) {
+			t.Errorf("addresses %v", got)
+		}
+		if states, _ := r.tellings(); states != 1 {
+			t.Errorf("told %d states", states)
+		}
+	})
+}
+
+// TestDNSServiceAlone watches no more than is asked for.
+func TestDNSServiceAlone(t *testing.T) {
+	inBubble(t, Config{DNSService: kubeDNS}, withDNS, func(t *testing.T, r *rig) {
+		s := r.watcher.State()
+		if s.Guard != nil || s.DNS == nil || !slices.Equal(s.DNS.ClusterIPs, addrs("10.96.0.10")) {
+			t.Errorf("state %+v", s)
+		}
+		for _, req := range r.take() {
+			if !strings.HasSuffix(req.path, "/services") {
+				t.Errorf("asked for %s", req.path)
+			}
+		}
+		// Its address changes.
+		r.put(dnsService(func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0.11"} }))
+		r.put(dnsSlice("b", nil, func(s *discoveryv1.EndpointSlice) { s.Name = "b" }))
+		synctest.Wait()
+		if s := r.watcher.State(); !slices.Equal(s.DNS.ClusterIPs, addrs("10.96.0.11")) {
+			t.Errorf("state %+v", s)
+		}
+	})
+}
