@@ -75,6 +75,7 @@ func (d *daemon) onCluster(s *kube.State) {
 		text = "no such Service: " + strings.Join(names, ", ")
 	}
 	d.conditions.warn("kubernetes services", text)
+	d.kubeReadiness()
 	select {
 	case d.clusterChanged <- struct{}{}:
 	default:

@@ -36,11 +36,12 @@ type interception struct {
 	run     chan struct{} // closed when icp.Run has returned
 	sockets map[netip.AddrPort]*iptables.Sockets
 	targets iptables.Targets
-	held    bool // withdrawn until an upstream has answered
+	held    bool          // withdrawn until an upstream has answered
+	changed chan struct{} // capacity 1: something has been told by event
 }
 
 func newInterception(d *daemon, cfg *config.Config) *interception {
-	return &interception{d: d, cfg: cfg, sockets: map[netip.AddrPort]*iptables.Sockets{}}
+	return &interception{d: d, cfg: cfg, sockets: map[netip.AddrPort]*iptables.Sockets{}, changed: make(chan struct{}, 1)}
 }
 
 // iptablesConfig returns the interception of a configuration, for a cluster
@@ -104,8 +105,12 @@ func (i *interception) keep(ctx context.Context, started func(error)) {
 		case <-tick.C:
 			i.look()
 			continue
+		case <-i.changed:
+			i.look()
+			continue
 		}
 		err := i.apply(ctx)
+		i.look() // before the condition that began with the start goes
 		if started != nil {
 			started(err)
 			started = nil
@@ -309,9 +314,13 @@ func (i *interception) look() {
 	}
 }
 
-// event logs what the interceptor tells.
+// event logs what the interceptor tells, and has the conditions follow.
 func (i *interception) event(e iptables.Event) {
 	log := i.d.log
+	select {
+	case i.changed <- struct{}{}:
+	default:
+	}
 	switch e.Kind {
 	case iptables.Taking:
 		log.Info("taking queries", "address", e.Service.Addr.String(), "transport", e.Service.Proto.String())
