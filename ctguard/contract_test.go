@@ -218,7 +218,7 @@ func TestContractSubscribe(t *testing.T) {
 func TestContractHost(t *testing.T) {
 	bothTables(t, func(t *testing.T, table contract, _ func(...ctguard.Flow)) {
 		got, err := table.Timeouts()
-		if err != nil || got != ctguard.DefaultTimeouts {
+		if err != nil || got != ctguard.DefaultTimeouts() {
 			t.Errorf("timeouts %v, %v", got, err)
 		}
 		servers, err := table.VirtualServers()

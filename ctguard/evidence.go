@@ -34,15 +34,15 @@ func (s *survey) witness(p *Policy, f Flow, r Reason) {
 
 // accuse has those endpoints probed whose flows have sent queries since the
 // last sweep, and have had no reply.
-func (r *runner) accuse(done *outcome) {
-	for k, now := range done.waiting {
+func (r *runner) accuse(s *survey) {
+	for k, now := range s.waiting {
 		before, known := r.waiting[k]
 		if known && now.packets > before.packets && now.replies == before.replies {
-			done.accused[k.reply.Src] = true
+			s.unheard[k.reply.Src] = true
 		}
 	}
-	r.waiting = done.waiting
-	for at := range done.accused {
+	r.waiting = s.waiting
+	for at := range s.unheard {
 		if f := r.followers[at]; f != nil {
 			f.doubt()
 		}

@@ -33,7 +33,7 @@ func newKnowledge(zones []uint16, evidence bool) *knowledge {
 	return &knowledge{
 		zones:      zones,
 		evidence:   evidence,
-		timeouts:   DefaultTimeouts,
+		timeouts:   DefaultTimeouts(),
 		translated: make(map[netip.AddrPort]bool),
 		silent:     make(map[netip.AddrPort]bool),
 		tombstones: make(map[netip.AddrPort]tombstone),
@@ -50,7 +50,7 @@ func (k *knowledge) update(s *Snapshot, old *Policy, now time.Time) bool {
 	k.snapshot, k.at = s, now
 	next := NewPolicy(*s, Facts{})
 	if old != nil {
-		for _, f := range old.Frontends() {
+		for _, f := range old.present() {
 			if _, still := next.frontends[f.Addr]; !still {
 				k.tombstones[f.Addr] = tombstone{f, now, now.Add(2 * k.timeouts.longest())}
 			}

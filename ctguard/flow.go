@@ -90,7 +90,9 @@ type Timeouts struct {
 
 // DefaultTimeouts are the kernel's own (the stream timeout is 180 s on older
 // kernels).
-var DefaultTimeouts = Timeouts{Unreplied: 30 * time.Second, Stream: 120 * time.Second}
+func DefaultTimeouts() Timeouts {
+	return Timeouts{Unreplied: 30 * time.Second, Stream: 120 * time.Second}
+}
 
 // longest is the longest that a silent UDP flow can last.
 func (t Timeouts) longest() time.Duration { return max(t.Unreplied, t.Stream) }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -44,7 +43,8 @@ type Config struct {
 	// unanswered flows are deleted, unless no other endpoint is left. It reads
 	// the table every five seconds. To see more than flows that have never
 	// been answered, it needs conntrack accounting, which the sysctl
-	// nf_conntrack_acct or an nft rule with "ct packets" turns on.
+	// nf_conntrack_acct or an nft rule with "ct packets" turns on. It does
+	// nothing without a Prober.
 	Evidence bool
 
 	// DryRun judges and reports, but deletes nothing.
@@ -93,10 +93,9 @@ type Guard struct {
 	held     bool      // some flow was held since it is not translated
 	todo     todo      // what Run has been kicked for
 	news     time.Time // the oldest news that no sweep has dealt with, or zero
-	broken   Subscription
 	bucket   bucket
 	stats    Stats
-	reported map[flowKey]bool // what a dry run has reported already
+	reported map[flowKey]uint64 // what a dry run has reported, by the last sweep that saw it
 }
 
 // todo is what Run has been kicked for.
@@ -121,7 +120,7 @@ func New(cfg Config) (*Guard, error) {
 	}
 	cfg.Resync = cmp.Or(cfg.Resync, 30*time.Second)
 	if cfg.Limit == (Limit{}) {
-		cfg.Limit = DefaultLimit
+		cfg.Limit = DefaultLimit()
 	}
 	return &Guard{
 		cfg:    cfg,
@@ -133,7 +132,7 @@ func New(cfg Config) (*Guard, error) {
 			Deleted: make(map[Reason]uint64),
 			Errors:  make(map[Op]uint64),
 		},
-		reported: make(map[flowKey]bool),
+		reported: make(map[flowKey]uint64),
 	}, nil
 }
 
@@ -173,163 +172,6 @@ func (g *Guard) kick() {
 	}
 }
 
-// Run guards until ctx ends, and returns nil then. It must be called once.
-func (g *Guard) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	r := &runner{
-		Guard:     g,
-		schedule:  schedule{resync: g.cfg.Resync, evidence: g.know.evidence},
-		followers: make(map[netip.AddrPort]*follower),
-	}
-	defer r.stop()
-	defer cancel()
-	// Nothing to do before the first kick.
-	timer := time.NewTimer(g.cfg.Resync)
-	timer.Stop()
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-g.kicks:
-			r.kicked(ctx)
-		case <-timer.C:
-			r.sweep(ctx)
-		}
-		now := time.Now()
-		timer.Reset(r.schedule.next(now).Sub(now))
-	}
-}
-
-// runner is what belongs to Run's goroutine.
-type runner struct {
-	*Guard
-	schedule  schedule
-	followers map[netip.AddrPort]*follower
-	waiting   map[flowKey]counts // flows that waited for replies at the last sweep
-	sub       Subscription
-	subPorts  []uint16
-	tasks     sync.WaitGroup
-}
-
-func (r *runner) stop() {
-	if r.sub != nil {
-		_ = r.sub.Close()
-	}
-	r.tasks.Wait()
-}
-
-// kicked takes up what there is to do.
-func (r *runner) kicked(ctx context.Context) {
-	r.mu.Lock()
-	t := r.todo
-	r.todo = todo{}
-	r.mu.Unlock()
-	if t.change {
-		r.schedule.change(time.Now())
-		r.follow(ctx)
-	}
-	r.schedule.soon = r.schedule.soon || t.sweep
-	r.schedule.retry = r.schedule.retry || t.retry
-}
-
-// follow starts a follower for each endpoint that serves, and ends those of
-// endpoints that have left.
-func (r *runner) follow(ctx context.Context) {
-	p := r.policy.Load()
-	if r.cfg.Prober == nil || p == nil {
-		return
-	}
-	now := p.servingEndpoints()
-	for at, terminating := range now {
-		f := r.followers[at]
-		if f == nil {
-			f = &follower{endpoint: at, wake: make(chan struct{}, 1)}
-			f.terminating.Store(terminating)
-			r.followers[at] = f
-			var fctx context.Context
-			fctx, f.cancel = context.WithCancel(ctx)
-			r.tasks.Go(func() { f.follow(fctx, r.cfg.Prober, r.cfg.Resync, r.heard(at)) })
-		}
-		f.turn(terminating)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for at, f := range r.followers {
-		if _, still := now[at]; !still {
-			f.cancel()
-			delete(r.followers, at)
-			delete(r.know.silent, at)
-		}
-	}
-}
-
-// heard makes the function that takes what a follower has found out.
-func (g *Guard) heard(at netip.AddrPort) func(context.Context, bool) {
-	return func(ctx context.Context, silent bool) {
-		now := time.Now()
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if ctx.Err() != nil || !set(g.know.silent, at, silent) {
-			return
-		}
-		if silent {
-			g.condemned(now)
-		}
-		g.learned()
-	}
-}
-
-// subscribe sees to it that new flows to the present ports are reported.
-func (r *runner) subscribe(ctx context.Context, ports []uint16) {
-	r.mu.Lock()
-	if r.sub == r.broken {
-		r.sub = nil
-	}
-	r.mu.Unlock()
-	if r.cfg.Events == nil || len(ports) == 0 || r.sub != nil && slices.Equal(r.subPorts, ports) {
-		return
-	}
-	sub, err := r.cfg.Events.Subscribe(ports)
-	if err != nil {
-		r.failed(OpSubscribe)
-		return
-	}
-	// The two overlap, so that nothing is missed. What is reported twice is
-	// deleted once.
-	if r.sub != nil {
-		_ = r.sub.Close()
-	}
-	r.sub, r.subPorts = sub, ports
-	r.tasks.Go(func() { r.listen(ctx, sub) })
-}
-
-// listen judges new flows until the subscription ends.
-func (g *Guard) listen(ctx context.Context, sub Subscription) {
-	for {
-		f, err := sub.Next()
-		switch {
-		case err == nil:
-			g.created(ctx, f)
-		case errors.Is(err, ErrEventsLost):
-			g.mu.Lock()
-			g.stats.EventsLost++
-			g.todo.sweep = true
-			g.mu.Unlock()
-			g.kick()
-		case errors.Is(err, net.ErrClosed):
-			return
-		default:
-			_ = sub.Close()
-			g.mu.Lock()
-			g.broken = sub
-			g.mu.Unlock()
-			g.failed(OpEvents)
-			return
-		}
-	}
-}
-
 // count counts an error.
 func (g *Guard) count(op Op) {
 	g.mu.Lock()
@@ -366,8 +208,8 @@ func (g *Guard) Flows(ctx context.Context) ([]Finding, error) {
 	}
 	var fs []Finding
 	translated := make(map[netip.AddrPort]bool)
-	err := g.dump(ctx, p.Matches(), func() { fs = nil; clear(translated) }, func(f Flow) {
-		front, _ := p.Frontend(f)
+	err := g.dump(ctx, p.matches(), func() { fs = nil; clear(translated) }, func(f Flow) {
+		front, _ := p.frontend(f)
 		fs = append(fs, Finding{Flow: f, Frontend: front})
 		if p.translates(f) {
 			translated[f.Orig.Dst] = true

@@ -94,7 +94,7 @@ func (k *Kernel) flows(ctx context.Context, matches []Match, yield func(Flow) bo
 	if err != nil {
 		return err
 	}
-	defer t.Close()
+	defer func() { _ = t.Close() }()
 	// A closed socket is how a dump is abandoned: the kernel has nothing else.
 	defer context.AfterFunc(ctx, func() { _ = t.Close() })()
 
@@ -236,7 +236,7 @@ func (k *Kernel) Delete(ctx context.Context, flows []Flow) ([]bool, error) {
 	if err != nil {
 		return removed, err
 	}
-	defer t.Close()
+	defer func() { _ = t.Close() }()
 	var errs []error
 	for start := 0; start < len(flows) && ctx.Err() == nil; start += deleteBatch {
 		end := min(start+deleteBatch, len(flows))
@@ -318,7 +318,7 @@ func (k *Kernel) DeleteMatching(_ context.Context, m Match) error {
 	if err != nil {
 		return err
 	}
-	defer t.Close()
+	defer func() { _ = t.Close() }()
 	err = k.acknowledged(t, req)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		k.refusesFilter.Store(true)
@@ -363,9 +363,9 @@ func udpDstPort(data []byte) (uint16, bool) {
 	if len(data) == 0 {
 		return 0, false
 	}
-	at, ok := ipv4Offsets, netfilter.ProtoFamily(data[0]) == netfilter.ProtoIPv4
+	at, ok := ipv4Offsets(), netfilter.ProtoFamily(data[0]) == netfilter.ProtoIPv4
 	if netfilter.ProtoFamily(data[0]) == netfilter.ProtoIPv6 {
-		at, ok = ipv6Offsets, true
+		at, ok = ipv6Offsets(), true
 	}
 	port := at.dstPort - unix.NLMSG_HDRLEN
 	if !ok || len(data) < port+2 || data[at.proto-unix.NLMSG_HDRLEN] != unix.IPPROTO_UDP {

@@ -12,7 +12,7 @@ type Limit struct {
 // DefaultLimit lets a node lose all flows to a busy DNS pod at once (1,000
 // queries a second, each from a fresh port, keep 30,000 entries), and then as
 // many as a lagging kube-proxy can make again.
-var DefaultLimit = Limit{PerSecond: 2000, Burst: 50_000}
+func DefaultLimit() Limit { return Limit{PerSecond: 2000, Burst: 50_000} }
 
 // bucket is a token bucket.
 type bucket struct {

@@ -327,12 +327,11 @@ func flow(client, frontend, endpoint string) Flow {
 func foreign(n int) []Flow {
 	flows := make([]Flow, n)
 	for i := range flows {
-		c := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 9, byte(i >> 24), byte(i >> 16)}), uint16(i)|1)
 		s := netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), uint16(i>>1)|1024)
 		if s.Port() == 53 {
 			s = netip.AddrPortFrom(s.Addr(), 54)
 		}
-		c = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 100, byte(i >> 16), byte(i >> 8)}), uint16(1024+i%60000))
+		c := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 100, byte(i >> 16), byte(i >> 8)}), uint16(1024+i%60000))
 		flows[i] = Flow{
 			Proto: unix.IPPROTO_UDP, Orig: Tuple{Src: c, Dst: s}, Reply: Tuple{Src: s, Dst: c},
 			Remaining: 600 * time.Second, SeenReply: true, Assured: true,

@@ -72,7 +72,7 @@ type target struct {
 // of a family that the Service has no address of) takes no part.
 func NewPolicy(s Snapshot, facts Facts) *Policy {
 	if facts.Timeouts == (Timeouts{}) {
-		facts.Timeouts = DefaultTimeouts
+		facts.Timeouts = DefaultTimeouts()
 	}
 	p := &Policy{facts: facts, frontends: make(map[netip.AddrPort]*target)}
 	for i := range s.Services {
@@ -264,16 +264,16 @@ func (t *target) hasServing(ip netip.Addr) bool {
 	return false
 }
 
-// Frontend is the frontend to which f goes, if it goes to one.
-func (p *Policy) Frontend(f Flow) (Frontend, bool) {
+// frontend is the frontend to which f goes, if it goes to one.
+func (p *Policy) frontend(f Flow) (Frontend, bool) {
 	if t := p.frontends[f.Orig.Dst]; t != nil {
 		return t.frontend, true
 	}
 	return Frontend{}, false
 }
 
-// Frontends are all frontends, without tombstones, by address and port.
-func (p *Policy) Frontends() []Frontend {
+// present are all frontends, without tombstones, by address and port.
+func (p *Policy) present() []Frontend {
 	var fs []Frontend
 	for _, t := range p.frontends {
 		if !t.gone {
@@ -284,8 +284,8 @@ func (p *Policy) Frontends() []Frontend {
 	return fs
 }
 
-// Ports are the ports of all frontends, ascending.
-func (p *Policy) Ports() []uint16 {
+// ports are the ports of all frontends, ascending.
+func (p *Policy) ports() []uint16 {
 	var ports []uint16
 	for a := range p.frontends {
 		ports = append(ports, a.Port())
@@ -300,8 +300,9 @@ func (p *Policy) Ports() []uint16 {
 // that are not ours. For IPv6 the kernel cannot compare addresses anyway.
 const maxWalks = 2
 
-// Matches are the questions that together reach every flow to a frontend.
-func (p *Policy) Matches() []Match {
+// matches are the questions that together reach every flow to a frontend, IPv4
+// first.
+func (p *Policy) matches() []Match {
 	type group struct {
 		any  netip.Addr // of the family
 		port uint16

@@ -10,8 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 func endpoint(addr string, serving, terminating *bool) Endpoint {
 	return NewEndpoint(netip.MustParseAddrPort(addr), serving, terminating)
 }
@@ -45,9 +43,9 @@ func services(ss ...Service) Snapshot { return Snapshot{Services: ss} }
 const client = "10.244.1.1:40000"
 
 func TestDecide(t *testing.T) {
-	serving := func(a string) Endpoint { return endpoint(a, ptr(true), ptr(false)) }
-	leaving := func(a string) Endpoint { return endpoint(a, ptr(true), ptr(true)) }
-	down := func(a string) Endpoint { return endpoint(a, ptr(false), ptr(false)) }
+	serving := func(a string) Endpoint { return endpoint(a, new(true), new(false)) }
+	leaving := func(a string) Endpoint { return endpoint(a, new(true), new(true)) }
+	down := func(a string) Endpoint { return endpoint(a, new(false), new(false)) }
 
 	withPorts := func(s Service, ports ...Port) Service { s.Ports = ports; return s }
 	zone := func(f Flow, z uint16) Flow { f.Zone = z; return f }
@@ -83,8 +81,8 @@ func TestDecide(t *testing.T) {
 		{"serving", services(kubeDNS(serving(podA), serving(podB))), Facts{}, flow(client, vip4, podA), Serving},
 		{"IPv6 serving", services(kubeDNS(serving(podA), serving(pod6))), Facts{}, flow("[fd00::1]:4000", vip6, pod6), Serving},
 		{"nil conditions serve", services(kubeDNS(endpoint(podA, nil, nil))), Facts{}, flow(client, vip4, podA), Serving},
-		{"nil serving, not terminating", services(kubeDNS(endpoint(podA, nil, ptr(false)))), Facts{}, flow(client, vip4, podA), Serving},
-		{"serving, nil terminating", services(kubeDNS(endpoint(podA, ptr(true), nil))), Facts{}, flow(client, vip4, podA), Serving},
+		{"nil serving, not terminating", services(kubeDNS(endpoint(podA, nil, new(false)))), Facts{}, flow(client, vip4, podA), Serving},
+		{"serving, nil terminating", services(kubeDNS(endpoint(podA, new(true), nil))), Facts{}, flow(client, vip4, podA), Serving},
 		{"idle for long", services(kubeDNS(serving(podA))), Facts{}, remaining(flow(client, vip4, podA), 1), Serving},
 		{"silent but not terminating", services(kubeDNS(serving(podA), serving(podB))), Facts{Silent: at(podA)}, flow(client, vip4, podA), Serving},
 		{"masqueraded", services(kubeDNS(serving(podA))), Facts{}, replyTo(flow(client, vip4, podA), "172.30.0.2:1024"), Serving},
@@ -95,7 +93,7 @@ func TestDecide(t *testing.T) {
 		{"IPv6 endpoint gone", services(kubeDNS(serving("[fd00:10:244::4]:5353"))), Facts{}, flow("[fd00::1]:4000", vip6, pod6), EndpointGone},
 		{"gone, masqueraded, with remapped port", services(kubeDNS(serving(podB))), Facts{}, replyTo(flow(client, vip4, podA), "172.30.0.2:14548"), EndpointGone},
 		{"not serving", services(kubeDNS(down(podA), serving(podB))), Facts{}, flow(client, vip4, podA), NotServing},
-		{"terminating and not serving", services(kubeDNS(endpoint(podA, ptr(false), ptr(true)), serving(podB))), Facts{}, flow(client, vip4, podA), NotServing},
+		{"terminating and not serving", services(kubeDNS(endpoint(podA, new(false), new(true)), serving(podB))), Facts{}, flow(client, vip4, podA), NotServing},
 		{"no endpoints left (139628)", services(kubeDNS()), Facts{}, flow(client, vip4, podA), NoEndpoints},
 		{"no endpoint serves", services(kubeDNS(down(podA), down(podB))), Facts{}, flow(client, vip4, podA), NoEndpoints},
 		{"none of the flow's family", services(kubeDNS(serving(pod6))), Facts{}, flow(client, vip4, podA), NoEndpoints},
@@ -104,11 +102,13 @@ func TestDecide(t *testing.T) {
 		{"OpenShift: target port 5353", services(kubeDNS(serving("10.128.0.5:5353"))), Facts{}, flow(client, vip4, "10.128.0.5:5353"), Serving},
 		{"B38 130542: target port changed", services(kubeDNS(serving("10.244.0.3:5354"))), Facts{}, flow(client, vip4, podA), PortChanged},
 		{
-			"named target port differs from pod to pod", services(kubeDNS(serving("10.244.0.3:8053"), serving("10.244.0.4:5353"))), Facts{},
+			"named target port differs from pod to pod", services(kubeDNS(serving("10.244.0.3:8053"), serving("10.244.0.4:5353"))),
+			Facts{},
 			flow(client, vip4, "10.244.0.4:5353"), Serving,
 		},
 		{
-			"and is compared for each pod", services(kubeDNS(serving("10.244.0.3:8053"), serving("10.244.0.4:5353"))), Facts{},
+			"and is compared for each pod", services(kubeDNS(serving("10.244.0.3:8053"), serving("10.244.0.4:5353"))),
+			Facts{},
 			flow(client, vip4, "10.244.0.4:8053"), PortChanged,
 		},
 		{
@@ -116,7 +116,8 @@ func TestDecide(t *testing.T) {
 				kubeDNS(),
 				Port{Name: "dns", Port: 53, Endpoints: []Endpoint{serving("10.244.0.3:53")}},
 				Port{Name: "alt", Port: 5300, Endpoints: []Endpoint{serving("10.244.0.3:5353")}},
-			)), Facts{},
+			)),
+			Facts{},
 			flow(client, "10.96.0.10:5300", "10.244.0.3:53"), PortChanged,
 		},
 		{
@@ -124,7 +125,8 @@ func TestDecide(t *testing.T) {
 				kubeDNS(),
 				Port{Name: "dns", Port: 53, Endpoints: []Endpoint{serving(podA)}},
 				Port{Name: "alt", Port: 5300, Endpoints: []Endpoint{serving(podA)}},
-			)), Facts{},
+			)),
+			Facts{},
 			flow(client, "10.96.0.10:5300", podA), Serving,
 		},
 
@@ -141,7 +143,8 @@ func TestDecide(t *testing.T) {
 			"two Services share a load balancer address", services(
 				Service{Name: "a", Addrs: addrs("192.0.2.53"), Ports: []Port{{Name: "dns", Port: 53, Endpoints: []Endpoint{serving(podA)}}}},
 				Service{Name: "b", Addrs: addrs("192.0.2.53"), Ports: []Port{{Name: "dns", Port: 53, Endpoints: []Endpoint{serving(podB)}}}},
-			), Facts{},
+			),
+			Facts{},
 			flow(client, "192.0.2.53:53", podB), Serving,
 		},
 
@@ -247,6 +250,19 @@ func TestReasons(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("reasons by verdict (-want +got):\n%s", diff)
 	}
+	for _, v := range append(Verdicts(), Foreign) {
+		if got[v] == 0 || v.String() == "unknown" {
+			t.Errorf("verdict %d", v)
+		}
+	}
+	for s := Waiting; s <= Guarding; s++ {
+		if s.String() == "unknown" || s.Message() == "" {
+			t.Errorf("state %d has no name", s)
+		}
+	}
+	if s := Guarding + 1; s.String() != "unknown" || reasons.String() != "unknown" || Verdict(9).String() != "unknown" {
+		t.Error("what does not exist has a name")
+	}
 	b, err := json.Marshal(struct {
 		V Verdict
 		R Reason
@@ -276,12 +292,13 @@ func TestMatches(t *testing.T) {
 		{"more: one walk", services(withAddrs("10.96.0.10", "192.0.2.53", "203.0.113.1")), []Match{match("0.0.0.0:53")}},
 		{"two IPv6 addresses: one walk", services(withAddrs("fd00::1", "fd00::2")), []Match{match("[::]:53")}},
 		{
-			"node ports apart", Snapshot{[]Service{both}, addrs("172.30.0.2", "172.30.1.2", "10.0.0.1")},
+			"node ports apart",
+			Snapshot{[]Service{both}, addrs("172.30.0.2", "172.30.1.2", "10.0.0.1")},
 			[]Match{match("0.0.0.0:30053"), match(vip4), match(vip6)},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, NewPolicy(tt.snapshot, Facts{}).Matches(), compareAddrs); diff != "" {
+			if diff := cmp.Diff(tt.want, NewPolicy(tt.snapshot, Facts{}).matches(), compareAddrs); diff != "" {
 				t.Errorf("matches (-want +got):\n%s", diff)
 			}
 		})
@@ -303,7 +320,7 @@ func TestIdle(t *testing.T) {
 		{"longer than any timeout", 600, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := DefaultTimeouts.Idle(Flow{Remaining: time.Duration(tt.remaining) * time.Second})
+			got := DefaultTimeouts().Idle(Flow{Remaining: time.Duration(tt.remaining) * time.Second})
 			if got != time.Duration(tt.want)*time.Second {
 				t.Errorf("idle %v, want %d s", got, tt.want)
 			}
@@ -326,7 +343,8 @@ func FuzzDecide(f *testing.F) {
 			return int(b) % n
 		}
 		pool := []netip.Addr{
-			{}, netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::1"),
+			{},
+			netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::1"),
 			netip.MustParseAddr("fd00::2"), netip.MustParseAddr("::ffff:10.0.0.1"), netip.MustParseAddr("fe80::1%eth0"),
 			netip.IPv4Unspecified(),
 		}
@@ -397,11 +415,11 @@ func FuzzDecide(f *testing.F) {
 				t.Fatalf("not UDP: %v", v)
 			}
 			covered := false
-			for _, m := range p.Matches() {
+			for _, m := range p.matches() {
 				covered = covered || m.Matches(fl)
 			}
 			if !covered {
-				t.Fatalf("flow %v gets %v, but no dump would find it: %v", fl, r, p.Matches())
+				t.Fatalf("flow %v gets %v, but no dump would find it: %v", fl, r, p.matches())
 			}
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -113,11 +114,13 @@ func (f *follower) pause(ctx context.Context, d time.Duration) bool {
 // check sends up to two probes and tells whether one was answered in time. It
 // is over early when both have failed, as when the endpoint's host refuses.
 func check(ctx context.Context, p Prober, endpoint netip.AddrPort) bool {
+	var probes sync.WaitGroup
+	defer probes.Wait()
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	results := make(chan error, 2)
 	probe := func() { results <- p.Probe(ctx, endpoint) }
-	go probe()
+	probes.Go(probe)
 	second := time.NewTimer(probeAgain)
 	defer second.Stop()
 	for sent, failed := 1, 0; ; {
@@ -135,7 +138,7 @@ func check(ctx context.Context, p Prober, endpoint netip.AddrPort) bool {
 		}
 		if sent == 1 {
 			sent = 2
-			go probe()
+			probes.Go(probe)
 		}
 	}
 }

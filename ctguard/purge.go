@@ -104,7 +104,7 @@ func (g *Guard) created(ctx context.Context, f Flow) {
 	if v != Stale || r == FrontendGone || r == Unanswered {
 		return
 	}
-	front, _ := p.Frontend(f)
+	front, _ := p.frontend(f)
 	g.purge(ctx, g.allow([]Finding{{f, front, v, r}}, true), true)
 }
 
@@ -130,21 +130,12 @@ func (g *Guard) allow(found []Finding, event bool) []Finding {
 func (g *Guard) rehearse(found []Finding, event bool) {
 	var fresh []Finding
 	g.mu.Lock()
-	reported := make(map[flowKey]bool, len(found))
 	for _, f := range found {
 		k := keyOf(f.Flow)
-		if !g.reported[k] {
+		if _, known := g.reported[k]; !known {
 			fresh = append(fresh, f)
 		}
-		reported[k] = true
-	}
-	if event {
-		for k := range reported {
-			g.reported[k] = true
-		}
-	} else {
-		// What this sweep has not seen is gone.
-		g.reported = reported
+		g.reported[k] = g.stats.Sweeps
 	}
 	g.mu.Unlock()
 	g.report(fresh, Purge{Event: event, DryRun: true})

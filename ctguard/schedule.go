@@ -6,7 +6,9 @@ import "time"
 // same news and takes up to a second to change its rules (minSyncPeriod), in
 // large clusters much longer; until then it can make the flows again that
 // were deleted. The first deletes them, the others what came back.
-var sweepsAfterChange = [...]time.Duration{0, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second}
+func sweepsAfterChange() [5]time.Duration {
+	return [...]time.Duration{0, time.Second, 3 * time.Second, 10 * time.Second, 30 * time.Second}
+}
 
 const (
 	// retryAfter is the pause before a sweep that makes up for something
@@ -33,7 +35,7 @@ type schedule struct {
 	evidence bool // counters are to be compared
 
 	changed time.Time // the last change
-	step    int       // the next of sweepsAfterChange, if changed is set
+	step    int       // the next of sweepsAfterChange's, if changed is set
 	soon    bool      // a sweep is wanted as soon as possible
 	retry   bool      // something was left undone
 	retries int       // sweeps in a row that were to make up for something
@@ -55,7 +57,8 @@ func (s *schedule) swept(began, ended time.Time, drain bool) {
 		s.retries = 0
 	}
 	s.soon, s.retry = false, false
-	for s.step < len(sweepsAfterChange) && !s.changed.Add(sweepsAfterChange[s.step]).After(began) {
+	after := sweepsAfterChange()
+	for s.step < len(after) && !s.changed.Add(after[s.step]).After(began) {
 		s.step++
 	}
 }
@@ -70,8 +73,8 @@ func (s *schedule) next(now time.Time) time.Time {
 			at = t
 		}
 	}
-	if s.step < len(sweepsAfterChange) && !s.changed.IsZero() {
-		earlier(s.changed.Add(sweepsAfterChange[s.step]))
+	if after := sweepsAfterChange(); s.step < len(after) && !s.changed.IsZero() {
+		earlier(s.changed.Add(after[s.step]))
 	}
 	if s.retry {
 		earlier(s.ended.Add(retryAfter * time.Duration(max(1, s.retries-quickRetries+1))))

@@ -9,7 +9,8 @@ import "net/netip"
 // Whoever builds it (from the API server, or from files) leaves out what it
 // cannot know yet: a Service that is missing here after it had been present
 // is a deleted Service, and its flows are condemned. So there is no snapshot
-// before every informer has synced.
+// before every informer has synced, and a guard that is to watch other Services
+// is a new guard.
 type Snapshot struct {
 	Services []Service
 

@@ -28,15 +28,14 @@ const (
 	Guarding
 )
 
-var stateNames = [...]string{
-	Waiting: "waiting", NoService: "no-service", Unseen: "unseen",
-	Untouched: "untouched", IPVS: "ipvs", Guarding: "guarding",
-}
-
 // String is the state's name in metrics, logs and JSON.
 func (s State) String() string {
-	if int(s) < len(stateNames) {
-		return stateNames[s]
+	names := [...]string{
+		Waiting: "waiting", NoService: "no-service", Unseen: "unseen",
+		Untouched: "untouched", IPVS: "ipvs", Guarding: "guarding",
+	}
+	if int(s) < len(names) {
+		return names[s]
 	}
 	return "unknown"
 }
@@ -68,7 +67,7 @@ func (k *knowledge) state(p *Policy, seen bool) State {
 	if p == nil {
 		return Waiting
 	}
-	fs := p.Frontends()
+	fs := p.present()
 	ipvs := 0
 	for _, f := range fs {
 		if k.ipvs[f.Addr] {

@@ -80,10 +80,12 @@ type Histogram struct {
 
 // durationBounds lie around the 100 ms within which a purge has to follow the
 // news, and reach from a sweep of a small table to kube-proxy's lag.
-var durationBounds = []time.Duration{
-	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond,
-	25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond,
-	500 * time.Millisecond, time.Second, 2500 * time.Millisecond, 5 * time.Second,
+func durationBounds() []time.Duration {
+	return []time.Duration{
+		time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond,
+		25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond,
+		500 * time.Millisecond, time.Second, 2500 * time.Millisecond, 5 * time.Second,
+	}
 }
 
 // Count is the number of observations.
@@ -97,7 +99,8 @@ func (h Histogram) Count() uint64 {
 
 func (h *Histogram) observe(d time.Duration) {
 	if h.Counts == nil {
-		h.Bounds, h.Counts = durationBounds, make([]uint64, len(durationBounds)+1)
+		h.Bounds = durationBounds()
+		h.Counts = make([]uint64, len(h.Bounds)+1)
 	}
 	i, _ := slices.BinarySearch(h.Bounds, d)
 	h.Counts[i]++

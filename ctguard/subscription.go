@@ -95,10 +95,8 @@ type offsets struct{ proto, dstPort int }
 
 const familyOffset = 16 // nfgenmsg.nfgen_family
 
-var (
-	ipv4Offsets = offsets{proto: 52, dstPort: 68}
-	ipv6Offsets = offsets{proto: 76, dstPort: 92}
-)
+func ipv4Offsets() offsets { return offsets{proto: 52, dstPort: 68} }
+func ipv6Offsets() offsets { return offsets{proto: 76, dstPort: 92} }
 
 // maxFilterPorts is how many ports the filter compares: beyond, it lets every
 // UDP flow pass. A conditional jump of BPF spans at most 255 instructions.
@@ -127,7 +125,7 @@ func eventFilter(ports []uint16) ([]bpf.RawInstruction, error) {
 			bpf.Jump{Skip: uint32(next)},
 		}
 	}
-	v4, v6 := family(ipv4Offsets, 5), family(ipv6Offsets, 0)
+	v4, v6 := family(ipv4Offsets(), 5), family(ipv6Offsets(), 0)
 	prog := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: familyOffset, Size: 1},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET, SkipTrue: 2},

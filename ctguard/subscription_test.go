@@ -91,7 +91,7 @@ func TestEventFilterShortMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := range msg.Data {
-		if port, ok := udpDstPort(msg.Data[:n]); ok && n < ipv6Offsets.dstPort+2-unix.NLMSG_HDRLEN {
+		if port, ok := udpDstPort(msg.Data[:n]); ok && n < ipv6Offsets().dstPort+2-unix.NLMSG_HDRLEN {
 			t.Fatalf("%d bytes: port %d", n, port)
 		}
 	}
@@ -146,7 +146,7 @@ func TestKernelEvents(t *testing.T) {
 	}
 	// TCP to the same place: refused, but tracked.
 	n.do(func() error {
-		c, err := net.DialTimeout("tcp", vip4, time.Second)
+		c, err := new(net.Dialer).DialContext(t.Context(), "tcp", vip4)
 		if err == nil {
 			_ = c.Close()
 		}

@@ -34,17 +34,22 @@ func (g *Guard) dump(ctx context.Context, ms []Match, begin func(), fn func(Flow
 	return err
 }
 
-// survey is what a sweep has seen.
+// survey is what a sweep, or its part for one address family, has seen and
+// done.
 type survey struct {
 	flows      map[Verdict]int
-	stale      []Finding
-	pairs      map[Match]*pair
 	translated map[netip.AddrPort]bool
 	waiting    map[flowKey]counts      // flows with unanswered queries
 	unheard    map[netip.AddrPort]bool // endpoints of flows that never had a reply
 	drain      bool                    // there are flows to be looked at again soon
 	held       bool                    // some flow is held since it is not translated
-	took       time.Duration
+	removed    int                     // flows deleted
+	removedAt  time.Time               // the end of the last deletion
+
+	// Of a part only:
+	stale []Finding
+	pairs map[Match]*pair
+	took  time.Duration // to read
 }
 
 // pair counts the flows between a frontend and an endpoint.
@@ -53,10 +58,26 @@ type pair struct{ certain, others int }
 func newSurvey() *survey {
 	return &survey{
 		flows:      make(map[Verdict]int),
-		pairs:      make(map[Match]*pair),
 		translated: make(map[netip.AddrPort]bool),
 		waiting:    make(map[flowKey]counts),
 		unheard:    make(map[netip.AddrPort]bool),
+		pairs:      make(map[Match]*pair),
+	}
+}
+
+// merge adds a part.
+func (s *survey) merge(part *survey) {
+	for v, n := range part.flows {
+		s.flows[v] += n
+	}
+	maps.Copy(s.translated, part.translated)
+	maps.Copy(s.waiting, part.waiting)
+	maps.Copy(s.unheard, part.unheard)
+	s.drain = s.drain || part.drain
+	s.held = s.held || part.held
+	s.removed += part.removed
+	if part.removed > 0 {
+		s.removedAt = part.removedAt
 	}
 }
 
@@ -87,7 +108,7 @@ func (s *survey) add(p *Policy, f Flow) {
 		s.witness(p, f, r)
 	}
 	if v == Stale {
-		front, _ := p.Frontend(f)
+		front, _ := p.frontend(f)
 		s.stale = append(s.stale, Finding{f, front, v, r})
 	}
 }
@@ -96,73 +117,44 @@ func (s *survey) add(p *Policy, f Flow) {
 func (r *runner) sweep(ctx context.Context) {
 	began := time.Now()
 	p, news := r.prepare(began)
-	done := newOutcome()
+	whole := newSurvey()
 	if p != nil {
 		// Before the table is read, so that no flow slips through between.
-		r.subscribe(ctx, p.Ports())
-		// A kernel reads one family at a time, and can take its time. The
+		r.subscribe(ctx, p.ports())
+		// The kernel reads one family at a time, and can take its time. The
 		// flows of the first should not wait for the second's.
-		for _, ms := range byFamily(p.Matches()) {
-			if err := r.sweepMatches(ctx, p, ms, done); err != nil {
-				if ctx.Err() == nil {
-					r.failed(OpDump)
-					r.postpone(news)
-					r.schedule.swept(began, time.Now(), false)
-				}
+		for _, ms := range byFamily(p.matches()) {
+			part, err := r.sweepPart(ctx, p, ms)
+			if ctx.Err() != nil {
 				return
 			}
+			if err != nil {
+				r.failed(OpDump)
+				r.postpone(news)
+				r.schedule.swept(began, time.Now(), false)
+				return
+			}
+			whole.merge(part)
 		}
 	}
 	ended := time.Now()
-	r.schedule.swept(began, ended, done.drain)
-	r.accuse(done)
-	r.record(done, ended.Sub(began), news, ended)
+	r.schedule.swept(began, ended, whole.drain)
+	r.accuse(whole)
+	r.record(whole, ended.Sub(began), news, ended)
 }
 
-// outcome is what a sweep has seen and done.
-type outcome struct {
-	flows       map[Verdict]int
-	translated  map[netip.AddrPort]bool
-	waiting     map[flowKey]counts
-	accused     map[netip.AddrPort]bool
-	drain, held bool
-	removed     int
-	removedAt   time.Time // the end of the last deletion
-}
-
-func newOutcome() *outcome {
-	return &outcome{
-		flows:      make(map[Verdict]int),
-		translated: make(map[netip.AddrPort]bool),
-		waiting:    make(map[flowKey]counts),
-		accused:    make(map[netip.AddrPort]bool),
-	}
-}
-
-// sweepMatches does the part of a sweep that the matches reach.
-func (r *runner) sweepMatches(ctx context.Context, p *Policy, ms []Match, done *outcome) error {
+// sweepPart does what the matches reach.
+func (r *runner) sweepPart(ctx context.Context, p *Policy, ms []Match) (*survey, error) {
 	began := time.Now()
 	var s *survey
 	err := r.dump(ctx, ms, func() { s = newSurvey() }, func(f Flow) { s.add(p, f) })
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.took = time.Since(began)
-	if n := r.purgeSurvey(ctx, s); n > 0 {
-		done.removed += n
-		done.removedAt = time.Now()
-	}
-	for v, n := range s.flows {
-		done.flows[v] += n
-	}
-	maps.Copy(done.translated, s.translated)
-	maps.Copy(done.waiting, s.waiting)
-	for at := range s.unheard {
-		done.accused[at] = true
-	}
-	done.drain = done.drain || s.drain
-	done.held = done.held || s.held
-	return context.Cause(ctx)
+	s.removed = r.purgeSurvey(ctx, s)
+	s.removedAt = time.Now()
+	return s, nil
 }
 
 // byFamily splits sorted matches.
@@ -202,14 +194,14 @@ func (r *runner) postpone(news time.Time) {
 // askHost reads the timeouts and the virtual servers of IPVS.
 func (r *runner) askHost() (Timeouts, map[netip.AddrPort]bool) {
 	if r.cfg.Host == nil {
-		return DefaultTimeouts, nil
+		return DefaultTimeouts(), nil
 	}
 	// Without an answer the guard goes on with what is likely: it is asked
 	// again with the next sweep.
 	t, err := r.cfg.Host.Timeouts()
 	if err != nil {
 		r.count(OpHost)
-		t = DefaultTimeouts
+		t = DefaultTimeouts()
 	}
 	servers, err := r.cfg.Host.VirtualServers()
 	if err != nil {
@@ -223,21 +215,24 @@ func (r *runner) askHost() (Timeouts, map[netip.AddrPort]bool) {
 }
 
 // record enters a complete sweep into the statistics, and learns from it.
-func (r *runner) record(done *outcome, took time.Duration, news, now time.Time) {
+func (r *runner) record(s *survey, took time.Duration, news, now time.Time) {
 	r.mu.Lock()
 	k, st := r.know, &r.stats
 	if r.policy.Load() != nil {
-		st.Flows = done.flows
+		// What neither this sweep nor an event since the one before has
+		// reported is gone.
+		maps.DeleteFunc(r.reported, func(_ flowKey, at uint64) bool { return at < st.Sweeps })
+		st.Flows = s.flows
 		st.Sweeps++
 		st.LastSweep = now
 		st.SweepDuration.observe(took)
-		if done.removed > 0 && !news.IsZero() {
-			st.NewsToPurge.observe(done.removedAt.Sub(news))
+		if s.removed > 0 && !news.IsZero() {
+			st.NewsToPurge.observe(s.removedAt.Sub(news))
 		}
 	}
-	r.seen = r.seen || len(done.flows) > 0
-	r.held = done.held
-	for at := range done.translated {
+	r.seen = r.seen || len(s.flows) > 0
+	r.held = s.held
+	for at := range s.translated {
 		r.translated(at)
 	}
 	state := k.state(r.policy.Load(), r.seen)

@@ -25,7 +25,7 @@ func NewUDPProber(name string) (*UDPProber, error) {
 	// RFC 1035, 4.1.1: no flags, one question.
 	q := []byte{0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0}
 	if name = strings.TrimSuffix(name, "."); name != "" {
-		for _, label := range strings.Split(name, ".") {
+		for label := range strings.SplitSeq(name, ".") {
 			if label == "" || len(label) > 63 {
 				return nil, fmt.Errorf("probe name %q: label of %d bytes", name, len(label))
 			}
@@ -48,7 +48,7 @@ func (p *UDPProber) Probe(ctx context.Context, endpoint netip.AddrPort) error {
 	if err != nil {
 		return fmt.Errorf("probe %v: %w", endpoint, err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	// The past: whatever waits returns at once.
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 

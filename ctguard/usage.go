@@ -35,7 +35,7 @@ func (k *Kernel) Usage() (Usage, error) {
 	if err != nil {
 		return Usage{}, fmt.Errorf("open netfilter socket: %w", err)
 	}
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	cpus, err := c.Stats()
 	if err != nil {
 		return Usage{}, fmt.Errorf("read conntrack statistics: %w", err)
@@ -65,7 +65,7 @@ func (k *Kernel) tableSize() (u Usage, err error) {
 	if err != nil {
 		return u, err
 	}
-	defer t.Close()
+	defer func() { _ = t.Close() }()
 	if err := t.send([]netlink.Message{req}); err != nil {
 		return u, err
 	}

@@ -20,15 +20,14 @@ const (
 	Stale
 )
 
-var verdictNames = [...]string{Foreign: "foreign", Live: "live", Held: "held", Stale: "stale"}
-
 // Verdicts are the verdicts that flows to a frontend can get.
 func Verdicts() []Verdict { return []Verdict{Live, Held, Stale} }
 
 // String is the verdict's name in metrics, logs and JSON.
 func (v Verdict) String() string {
-	if int(v) < len(verdictNames) {
-		return verdictNames[v]
+	names := [...]string{Foreign: "foreign", Live: "live", Held: "held", Stale: "stale"}
+	if int(v) < len(names) {
+		return names[v]
 	}
 	return "unknown"
 }
@@ -89,17 +88,6 @@ const (
 	reasons // how many there are
 )
 
-var reasonNames = [...]string{
-	NotUDP: "not-udp", NoFrontend: "no-frontend", OtherZone: "other-zone",
-	Serving:         "serving",
-	TerminatingBusy: "terminating-busy", TerminatingLast: "terminating-last",
-	UntranslatedHeld: "untranslated-held", IPVSHeld: "ipvs",
-	EndpointGone: "endpoint-gone", NotServing: "not-serving", PortChanged: "port-changed",
-	NoEndpoints: "no-endpoints", FrontendGone: "frontend-gone", Untranslated: "untranslated",
-	TerminatingSilent: "terminating-silent", TerminatingIdle: "terminating-idle",
-	Unanswered: "unanswered",
-}
-
 // StaleReasons are the reasons for which flows are deleted.
 func StaleReasons() []Reason {
 	var rs []Reason
@@ -125,8 +113,18 @@ func (r Reason) Verdict() Verdict {
 
 // String is the reason's name in metrics, logs and JSON.
 func (r Reason) String() string {
-	if int(r) < len(reasonNames) {
-		return reasonNames[r]
+	names := [...]string{
+		NotUDP: "not-udp", NoFrontend: "no-frontend", OtherZone: "other-zone",
+		Serving:         "serving",
+		TerminatingBusy: "terminating-busy", TerminatingLast: "terminating-last",
+		UntranslatedHeld: "untranslated-held", IPVSHeld: "ipvs",
+		EndpointGone: "endpoint-gone", NotServing: "not-serving", PortChanged: "port-changed",
+		NoEndpoints: "no-endpoints", FrontendGone: "frontend-gone", Untranslated: "untranslated",
+		TerminatingSilent: "terminating-silent", TerminatingIdle: "terminating-idle",
+		Unanswered: "unanswered",
+	}
+	if int(r) < len(names) {
+		return names[r]
 	}
 	return "unknown"
 }

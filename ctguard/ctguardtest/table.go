@@ -256,7 +256,7 @@ func (t *Table) Timeouts() (ctguard.Timeouts, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.timeouts == (ctguard.Timeouts{}) {
-		return ctguard.DefaultTimeouts, t.failure(ctguard.OpHost)
+		return ctguard.DefaultTimeouts(), t.failure(ctguard.OpHost)
 	}
 	return t.timeouts, t.failure(ctguard.OpHost)
 }

@@ -1,0 +1,151 @@
+package ctguard_test
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dnsguard/dnsguard/ctguard"
+	"github.com/dnsguard/dnsguard/ctguard/ctguardtest"
+)
+
+// prober answers for the endpoints in alive.
+type prober struct {
+	mu    sync.Mutex
+	alive map[netip.AddrPort]bool
+	count map[netip.AddrPort]int
+}
+
+func newProber(alive ...string) *prober {
+	p := &prober{alive: make(map[netip.AddrPort]bool), count: make(map[netip.AddrPort]int)}
+	for _, a := range alive {
+		p.alive[addr(a)] = true
+	}
+	return p
+}
+
+func (p *prober) set(a string, alive bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.alive[addr(a)] = alive
+}
+
+func (p *prober) probes(a string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.count[addr(a)]
+}
+
+func (p *prober) Probe(ctx context.Context, at netip.AddrPort) error {
+	p.mu.Lock()
+	p.count[at]++
+	alive := p.alive[at]
+	p.mu.Unlock()
+	if alive {
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestTerminatingEndpointThatIsDead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProber(podA, podB)
+		l := start(t, &ctguardtest.Table{}, func(c *ctguard.Config) { c.Prober = p })
+		l.add(flow(1, vip, podA), flow(2, vip, podB))
+		l.guard.Update(kubeDNS(podA, podB))
+		time.Sleep(time.Minute)
+		if n := p.probes(podA); n != 1 {
+			t.Errorf("%d probes to an endpoint that has answered the first", n)
+		}
+
+		p.set(podA, false)
+		l.guard.Update(kubeDNS("-"+podA, podB))
+		time.Sleep(299 * time.Millisecond)
+		l.wantPurges()
+		time.Sleep(2 * time.Millisecond)
+		l.wantPurges("1 terminating-silent")
+		l.wantFlows(2)
+		if n := p.probes(podA); n != 3 {
+			t.Errorf("%d probes, want the first and two more", n)
+		}
+		s := l.guard.Stats()
+		if s.NewsToPurge.Count() != 1 || s.NewsToPurge.Sum != 0 || !slices.Equal(s.Silent, []netip.AddrPort{addr(podA)}) {
+			t.Errorf("stats %+v", s)
+		}
+
+		// Made again by rules that lag.
+		l.add(flow(3, vip, podA))
+		l.wantPurges("3 terminating-silent event")
+
+		// It was only slow: it answers again, and is left alone.
+		p.set(podA, true)
+		time.Sleep(1500 * time.Millisecond)
+		l.add(flow(4, vip, podA))
+		l.wantPurges()
+
+		// It leaves the slices, and is forgotten.
+		l.guard.Update(kubeDNS(podB))
+		l.wantPurges("4 endpoint-gone")
+		before := p.probes(podA)
+		time.Sleep(time.Minute)
+		if n := p.probes(podA); n != before {
+			t.Errorf("%d probes to an endpoint that has left", n-before)
+		}
+	})
+}
+
+// TestTerminatingEndpointNeverHeard: a network policy may block our probes.
+func TestTerminatingEndpointNeverHeard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProber(podB)
+		l := start(t, &ctguardtest.Table{}, func(c *ctguard.Config) { c.Prober = p })
+		l.add(flow(1, vip, podA))
+		l.guard.Update(kubeDNS(podA, podB))
+		time.Sleep(time.Minute)
+		l.guard.Update(kubeDNS("-"+podA, podB))
+		time.Sleep(time.Minute)
+		l.wantPurges()
+		l.wantFlows(1)
+	})
+}
+
+func TestLameDuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProber(podA, podB)
+		l := start(t, &ctguardtest.Table{}, func(c *ctguard.Config) { c.Prober = p })
+		busy, quiet := flow(1, vip, podA), flow(2, vip, podA)
+		l.add(busy, quiet)
+		l.guard.Update(kubeDNS(podA, podB))
+		time.Sleep(time.Minute)
+		l.guard.Update(kubeDNS("-"+podA, podB))
+		time.Sleep(5 * time.Second)
+		l.wantPurges()
+
+		quiet.Remaining = 116 * time.Second
+		l.table.Set(quiet)
+		time.Sleep(2 * time.Second)
+		l.wantPurges("2 terminating-idle")
+		l.wantFlows(1)
+		if n := p.probes(podA); n < 7 {
+			t.Errorf("%d probes in 7 s: a lame duck has to be probed on", n)
+		}
+
+		// It dies before it leaves the slices.
+		p.set(podA, false)
+		time.Sleep(1400 * time.Millisecond)
+		l.wantPurges("1 terminating-silent")
+
+		// Nothing waits to become idle any more: no more sweeps than usual.
+		time.Sleep(time.Hour)
+		before := l.table.Requests().Dumps
+		time.Sleep(10 * time.Minute)
+		if n := l.table.Requests().Dumps - before; n > 20 {
+			t.Errorf("%d dumps in 10 minutes", n)
+		}
+	})
+}
