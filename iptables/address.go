@@ -35,8 +35,10 @@ func (e *AddressError) Error() string {
 // takes it away when it goes.
 func (e *AddressError) NodeLocal() bool { return strings.HasPrefix(e.Interface, "nodelocaldns") }
 
-// checkAddresses returns an *AddressError if an interface has one of them.
-func checkAddresses(addrs []netip.Addr) error {
+// CheckAddresses returns an *AddressError if an interface has one of the
+// addresses. Call it before Listen: our sockets would share the address with
+// whoever serves it there.
+func CheckAddresses(addrs []netip.Addr) error {
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
@@ -65,7 +67,7 @@ func AwaitAddresses(ctx context.Context, addrs []netip.Addr) error {
 	defer func() { _ = w.close() }()
 	again := time.NewTicker(checkEvery)
 	defer again.Stop()
-	for checkAddresses(addrs) != nil {
+	for CheckAddresses(addrs) != nil {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"net/rpc"
@@ -112,7 +113,7 @@ func tryAgent(t *testing.T, ns *lab.Namespace, cfg agentConfig) (*agent, error) 
 	if problem != nil {
 		return nil, problem
 	}
-	conn, err := net.Dial("unix", cfg.Socket)
+	conn, err := new(net.Dialer).DialContext(t.Context(), "unix", cfg.Socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +205,6 @@ type Agent struct {
 	events   []WireEvent
 	received map[Client]uint64
 	answered map[string]uint64
-	deaf     map[netip.Addr]bool
 }
 
 // WireEvent is an Event as it is sent.
@@ -233,17 +233,15 @@ func runAgent() error {
 	}
 	if err != nil {
 		p := agentProblem{Text: err.Error(), NotSupported: errors.Is(err, ErrNotSupported)}
-		var ce *ConfigError
-		if errors.As(err, &ce) {
+		if ce, ok := errors.AsType[*ConfigError](err); ok {
 			p.Key = ce.Key
 		}
-		var ae *AddressError
-		if errors.As(err, &ae) {
+		if ae, ok := errors.AsType[*AddressError](err); ok {
 			p.Interface = ae.Interface
 		}
 		return json.NewEncoder(os.Stdout).Encode(p)
 	}
-	l, err := net.Listen("unix", cfg.Socket)
+	l, err := new(net.ListenConfig).Listen(context.Background(), "unix", cfg.Socket)
 	if err != nil {
 		return err
 	}
@@ -475,9 +473,7 @@ func (a *Agent) Stats(_ struct{}, reply *AgentStats) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for s, n := range a.answered {
-		reply.Answered[s] = n
-	}
+	maps.Copy(reply.Answered, a.answered)
 	return nil
 }
 

@@ -26,10 +26,11 @@ type kernel interface {
 	// reports whether something that had been there was gone. It costs next to
 	// nothing when nothing has changed.
 	ensure(RuleSet) (repaired bool, err error)
-	// alive returns the services from which an answer has left within the
-	// timeout, and how long that still counts.
-	alive() (map[Service]time.Duration, error)
-	// close removes what is the process's own.
+	// alive returns those of the services from which an answer has left within
+	// the timeout, and how long that still counts. It waits for nothing that
+	// ensure may be waiting for, and may be called while it runs.
+	alive([]Service) (map[Service]time.Duration, error)
+	// close removes what is the process's own. No other call may be under way.
 	close() error
 }
 

@@ -354,7 +354,8 @@ func growBuffers(c *netlink.Conn, size int) error {
 	cerr := raw.Control(func(fd uintptr) {
 		err = errors.Join(
 			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size),
-			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, size))
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, size),
+		)
 	})
 	if err = errors.Join(cerr, err); err != nil {
 		return fmt.Errorf("enlarge netlink socket buffers: %w", err)

@@ -35,8 +35,9 @@ func Cleanup() (removed int, err error) {
 }
 
 // removeLeftovers removes what dead predecessors left that would still act:
-// nftables tables that nobody owns, and iptables chains.
-func removeLeftovers(own int) error {
+// nftables tables that nobody owns, and iptables chains; and a fallback that
+// the backend does not keep.
+func removeLeftovers(own int, b Backend) error {
 	living := func(n int) bool {
 		if n == own {
 			return false // whoever had the name before us is dead
@@ -44,7 +45,10 @@ func removeLeftovers(own int) error {
 		held, err := slotHeld(n)
 		return held || err != nil
 	}
-	_, err := removeTables(func(t tableInfo) bool { return !t.owned && slotOf(t.name) >= 0 && !living(slotOf(t.name)) })
+	_, err := removeTables(func(t tableInfo) bool {
+		dead := !t.owned && slotOf(t.name) >= 0 && !living(slotOf(t.name))
+		return dead || b == IPTables && t.name == fallbackName
+	})
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // a kernel without nftables
 		err = nil
 	}

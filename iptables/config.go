@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -74,30 +73,6 @@ func IPv6(s Service) bool { return s.Addr.Addr().Is6() }
 
 // All selects every service.
 func All(Service) bool { return true }
-
-// Targets are what may change while an Interceptor runs.
-type Targets struct {
-	// Addresses are intercepted, over UDP and TCP. No interface may hold them.
-	Addresses []netip.AddrPort
-	// ClusterIPs are kube-dns's, at most one of each family. Addresses that
-	// are not among them are link-local ones: when nobody takes what goes
-	// there, the fallback sends it to the ClusterIP of the same family.
-	ClusterIPs []netip.Addr
-	// Exclude are clients that are never intercepted.
-	Exclude []netip.Prefix
-}
-
-// services returns a service for each address and protocol, in order.
-func (t *Targets) services() []Service {
-	var out []Service
-	for _, a := range t.Addresses {
-		for _, p := range protos() {
-			out = append(out, Service{Addr: a, Proto: p})
-		}
-	}
-	slices.SortFunc(out, Service.compare)
-	return out
-}
 
 // Config is what an interception is made of. Zero fields take the defaults.
 type Config struct {
@@ -192,61 +167,6 @@ func (c *Config) validate() error {
 		}
 	}
 	return c.Targets.validate()
-}
-
-func (t *Targets) validate() error {
-	if len(t.Addresses) == 0 {
-		return &ConfigError{Key: "listen", Problem: "no address to intercept", Remedy: "give a link-local address, or set intercept.mode to cluster-ip"}
-	}
-	for i, a := range t.Addresses {
-		switch ip := a.Addr(); {
-		case !ip.IsValid() || a.Port() == 0, ip.IsUnspecified(), ip.IsLoopback(), ip.IsMulticast(), ip.Is4In6(), ip.Zone() != "":
-			return &ConfigError{
-				Key: "listen", Problem: fmt.Sprintf("%v cannot be intercepted", a),
-				Remedy: "give a unicast address without zone, for example 169.254.20.10 or fd53:dd:20::10",
-			}
-		case slices.Contains(t.Addresses[:i], a):
-			return &ConfigError{Key: "listen", Problem: fmt.Sprintf("%v is there twice", a), Remedy: "remove one"}
-		}
-	}
-	if a, b, twice := oneFamily(t.ClusterIPs); twice {
-		return &ConfigError{
-			Key: "kubernetes.dnsService", Problem: fmt.Sprintf("two ClusterIPs of one family, %v and %v", a, b),
-			Remedy: "name one Service",
-		}
-	}
-	// A fallback reply tells only the ClusterIP: which of two link-local
-	// addresses it must come from could not be known.
-	if a, b, twice := oneFamily(t.linkLocal()); twice {
-		return &ConfigError{
-			Key: "listen", Problem: fmt.Sprintf("two link-local addresses of one family, %v and %v", a, b),
-			Remedy: "keep one of each family",
-		}
-	}
-	return nil
-}
-
-// linkLocal returns the addresses that are not ClusterIPs.
-func (t *Targets) linkLocal() []netip.Addr {
-	var out []netip.Addr
-	for _, a := range t.Addresses {
-		if !slices.Contains(t.ClusterIPs, a.Addr()) && !slices.Contains(out, a.Addr()) {
-			out = append(out, a.Addr())
-		}
-	}
-	return out
-}
-
-// oneFamily finds two addresses of one family.
-func oneFamily(addrs []netip.Addr) (a, b netip.Addr, found bool) {
-	for i, a := range addrs {
-		for _, b := range addrs[i+1:] {
-			if family(a) == family(b) {
-				return a, b, true
-			}
-		}
-	}
-	return a, b, false
 }
 
 // taken and own are the two bits of the mark.

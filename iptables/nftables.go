@@ -26,7 +26,7 @@ type nftKernel struct {
 	inCharge func() bool
 
 	slot       int
-	armed      []Service
+	armed      []Service          // of the rule set that was applied last
 	tables     map[string]carried // what we have put into the kernel
 	generation uint32             // of the ruleset when it was last compared
 }
@@ -37,13 +37,14 @@ type carried struct {
 	image []byte // as the kernel shows it; nil for one that nobody else can change
 }
 
-// newNFTKernel opens the socket that the process's table will belong to.
-func newNFTKernel(owner bool, inCharge func() bool) (*nftKernel, error) {
+// newNFTKernel opens the socket that the table of the process in a slot will
+// belong to.
+func newNFTKernel(slot int, owner bool, inCharge func() bool) (*nftKernel, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, fmt.Errorf("connect to nftables: %w", err)
 	}
-	return &nftKernel{conn: conn, owner: owner, inCharge: inCharge, tables: make(map[string]carried)}, nil
+	return &nftKernel{conn: conn, slot: slot, owner: owner, inCharge: inCharge, tables: make(map[string]carried)}, nil
 }
 
 func (k *nftKernel) close() error {
@@ -57,7 +58,6 @@ func (k *nftKernel) close() error {
 }
 
 func (k *nftKernel) ensure(rs RuleSet) (repaired bool, err error) {
-	k.slot = rs.slot
 	r, err := openRuleset()
 	if err != nil {
 		return false, err
@@ -73,11 +73,15 @@ func (k *nftKernel) ensure(rs RuleSet) (repaired bool, err error) {
 		(!want || k.tables[fallbackName].text == fallback.String()) {
 		return false, nil
 	}
-	repaired, err = k.carry(r, process, k.disarmed(rs))
+	disarmed := k.disarmed(rs)
+	repaired, err = k.carry(r, process, disarmed)
 	if err != nil {
 		return repaired, err
 	}
 	k.armed = rs.armed
+	if err := k.bury(disarmed); err != nil {
+		return repaired, err
+	}
 	again, err := k.carryFallback(r, fallback, want)
 	if err != nil {
 		return repaired || again, err
@@ -120,13 +124,7 @@ func (k *nftKernel) carry(r *ruleset, t table, disarmed []Service) (repaired boo
 		b.remove(t.name)
 	}
 	b.assert(&t)
-	for fam := range 2 {
-		var gone []element
-		for _, s := range ofFamily(disarmed, fam) {
-			gone = append(gone, element{key: serviceKey(s), timeout: time.Second})
-		}
-		b.drop(t.name, setName(setAlive, fam), gone)
-	}
+	b.dropAlive(t.name, disarmed)
 	if err := b.commit(k.conn); err != nil {
 		return false, fmt.Errorf("apply table %s: %w", t.name, err)
 	}
@@ -138,6 +136,34 @@ func (k *nftKernel) carry(r *ruleset, t table, disarmed []Service) (repaired boo
 	}
 	k.tables[t.name] = c
 	return repaired, nil
+}
+
+// dropAlive takes services out of @alive.
+func (b *batch) dropAlive(table string, services []Service) {
+	for fam := range 2 {
+		var gone []element
+		for _, s := range ofFamily(services, fam) {
+			gone = append(gone, element{key: serviceKey(s), timeout: time.Second})
+		}
+		b.drop(table, setName(setAlive, fam), gone)
+	}
+}
+
+// bury takes services out of @alive for good: a packet that was on its way
+// through the old rules may have renewed one behind the transaction's back.
+func (k *nftKernel) bury(services []Service) error {
+	for len(services) > 0 {
+		left, err := k.alive(services)
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		var b batch
+		b.dropAlive(tableName(k.slot), services)
+		if err := b.commit(k.conn); err != nil {
+			return fmt.Errorf("withdraw services: %w", err)
+		}
+	}
+	return nil
 }
 
 // carryFallback keeps the table that outlives the process, unless a newer
@@ -162,10 +188,13 @@ func (k *nftKernel) carryFallback(r *ruleset, t table, want bool) (repaired bool
 	return false, nil
 }
 
-func (k *nftKernel) alive() (map[Service]time.Duration, error) {
+func (k *nftKernel) alive(services []Service) (map[Service]time.Duration, error) {
 	out := make(map[Service]time.Duration)
 	err := k.members(setAlive, func(m member) {
-		out[Service{Addr: netip.AddrPortFrom(m.client.Addr, m.port), Proto: m.client.Proto}] = m.expires
+		s := Service{Addr: netip.AddrPortFrom(m.client.Addr, m.port), Proto: m.client.Proto}
+		if slices.Contains(services, s) {
+			out[s] = m.expires
+		}
 	})
 	return out, err
 }

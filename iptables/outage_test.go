@@ -214,5 +214,4 @@ func TestTrackedFlowsAreTakenOver(t *testing.T) {
 			t.Errorf("%s: %d queries lost", st.name, n)
 		}
 	}
-
 }

@@ -70,8 +70,8 @@ func TestRepair(t *testing.T) {
 	}
 	for _, v := range variants(t) {
 		damages := common
-		switch {
-		case v.backend == NFTables:
+		switch v.backend {
+		case NFTables:
 			damages = append(damages,
 				damage{"nft flush ruleset", []string{"nft", "flush", "ruleset"}},
 				damage{"fallback deleted", []string{"nft", "delete", "table", "inet", fallbackName}},
@@ -146,7 +146,7 @@ func TestRepairsDoNotPileUp(t *testing.T) {
 	ns := labtest.NewNamespace(t, "node")
 	rs := mustRuleSet(t, testConfig())
 	in(t, ns, func() error {
-		k, err := newNFTKernel(false, func() bool { return true })
+		k, err := newNFTKernel(0, false, func() bool { return true })
 		if err != nil {
 			return err
 		}
@@ -230,7 +230,7 @@ func TestXTRepairsDoNotPileUp(t *testing.T) {
 			ns := labtest.NewNamespace(t, "node")
 			rs := mustRuleSet(t, v.config())
 			in(t, ns, func() error {
-				k, err := newXTKernel(inDirectory(v.path))
+				k, err := newXTKernel(inDirectory(v.path), rs)
 				if err != nil {
 					return err
 				}
@@ -274,7 +274,7 @@ func TestUnownedTables(t *testing.T) {
 	ns := labtest.NewNamespace(t, "node")
 	rs := mustRuleSet(t, testConfig())
 	in(t, ns, func() error {
-		k, err := newNFTKernel(false, func() bool { return true })
+		k, err := newNFTKernel(0, false, func() bool { return true })
 		if err != nil {
 			return err
 		}
@@ -288,7 +288,7 @@ func TestUnownedTables(t *testing.T) {
 	})
 	want := state(t, ns, variant{backend: NFTables})
 	in(t, ns, func() error {
-		k, err := newNFTKernel(false, func() bool { return true })
+		k, err := newNFTKernel(0, false, func() bool { return true })
 		if err != nil {
 			return err
 		}
@@ -298,7 +298,8 @@ func TestUnownedTables(t *testing.T) {
 			t.Errorf("adoption: %v, %v", repaired, err)
 		}
 		for _, damage := range [][]string{
-			{"flush", "ruleset"}, {"delete", "element", "inet", "dnsguard", "local4", "{ 10.96.0.10 . udp . 53 }"},
+			{"flush", "ruleset"},
+			{"delete", "element", "inet", "dnsguard", "local4", "{ 10.96.0.10 . udp . 53 }"},
 			{"flush", "chain", "inet", "dnsguard", "query"},
 		} {
 			command(t, ns, "", "nft", damage...)
@@ -318,7 +319,7 @@ func TestUnownedTables(t *testing.T) {
 		b.assert(&old)
 		return withConn(b.commit)
 	})
-	in(t, ns, func() error { return removeLeftovers(0) })
+	in(t, ns, func() error { return removeLeftovers(0, NFTables) })
 	if tables := command(t, ns, "", "nft", "list", "tables"); strings.Contains(tables, "dnsguard-3") {
 		t.Errorf("tables that are left:\n%s", tables)
 	}

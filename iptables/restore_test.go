@@ -78,23 +78,23 @@ func TestAliveSeconds(t *testing.T) {
 func TestXTProgramFails(t *testing.T) {
 	broken := errors.New("lock")
 	fail := false
+	rs := mustRuleSet(t, withProbe(clusterIPConfig()))
 	k, err := newXTKernel(func(name, stdin string, args ...string) (string, error) {
 		if fail && strings.HasSuffix(name, "-restore") {
 			return "", broken
 		}
 		return "iptables v1.8.9 (legacy)", nil
-	})
+	}, rs)
 	if err != nil || !k.legacy {
 		t.Fatal(k, err)
 	}
 	fail = true
-	rs := mustRuleSet(t, withProbe(clusterIPConfig()))
 	for range 2 {
 		if _, err := k.ensure(rs); !errors.Is(err, broken) {
 			t.Errorf("ensure: %v", err)
 		}
 	}
-	if _, err := newXTKernel(func(string, string, ...string) (string, error) { return "", fs.ErrNotExist }); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := newXTKernel(func(string, string, ...string) (string, error) { return "", fs.ErrNotExist }, rs); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no program: %v", err)
 	}
 }

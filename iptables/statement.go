@@ -12,7 +12,8 @@ import (
 )
 
 // A statement is one part of a rule: String is what nft would show, encode
-// what the kernel is sent. A test holds one against the other.
+// what the kernel is sent. A test holds one against the other. Linux 5.2 has
+// them all; what is younger is said where it is used.
 type statement interface {
 	String() string
 	encode(x *expressions)
@@ -54,8 +55,7 @@ func keyText(fam int, fields []field) string {
 	return strings.Join(parts, " . ")
 }
 
-// inSet matches packets whose fields are in a set. nf_tables sets with
-// concatenated keys: Linux 4.1.
+// inSet matches packets whose fields are in a set.
 type inSet struct {
 	fam    int
 	fields []field
@@ -69,7 +69,7 @@ func (s inSet) encode(x *expressions) {
 	x.add(&expr.Lookup{SourceRegister: reg1, SetName: s.set})
 }
 
-// updateSet adds the fields to a set, or renews them there. Linux 4.1.
+// updateSet adds the fields to a set, or renews them there.
 type updateSet struct {
 	fam     int
 	fields  []field
@@ -214,7 +214,7 @@ func (leavesNode) encode(x *expressions) {
 	x.compare(expr.CmpOpNeq, host32(1))
 }
 
-// unlucky matches all but one of n packets, n a power of two. Linux 4.9.
+// unlucky matches all but one of n packets on average, n a power of two.
 type unlucky struct{ n uint32 }
 
 func (s unlucky) String() string { return fmt.Sprintf("meta random & %d != 0", s.n-1) }
@@ -226,7 +226,7 @@ func (s unlucky) encode(x *expressions) {
 }
 
 // hasSocket matches packets for which a transparent socket is open: bound to
-// the destination, or connected. Linux 4.18.
+// the destination, or connected. Linux 4.18, CONFIG_NFT_SOCKET.
 type hasSocket struct{}
 
 func (hasSocket) String() string { return "socket transparent 1" }
@@ -236,7 +236,7 @@ func (hasSocket) encode(x *expressions) {
 	x.compare(expr.CmpOpEq, []byte{1})
 }
 
-// notrack keeps a packet out of connection tracking. Linux 4.9.
+// notrack keeps a packet out of connection tracking.
 type notrack struct{}
 
 func (notrack) String() string { return "notrack" }
@@ -276,7 +276,7 @@ const (
 )
 
 // setZone puts the original direction of a new flow into a conntrack zone; its
-// replies stay in zone 0, where they arrive. Linux 4.10.
+// replies stay in zone 0, where they arrive.
 type setZone struct{ zone uint16 }
 
 func (s setZone) String() string { return fmt.Sprintf("ct original zone set %d", s.zone) }
@@ -309,7 +309,7 @@ func (s isReplyInZone) encode(x *expressions) {
 }
 
 // setAddr writes an address into the header and corrects the checksums of
-// header and transport. Linux 4.10.
+// header and transport.
 type setAddr struct {
 	field field
 	addr  netip.Addr

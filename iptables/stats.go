@@ -32,8 +32,7 @@ func (i *Interceptor) Stats() Stats {
 	defer i.mu.Unlock()
 	s := i.stats
 	s.Withdrawals = maps.Clone(s.Withdrawals)
-	s.ForeignRules = slices.Clone(i.foreign)
-	s.Bypassed = i.ledger.bypassed()
+	s.ForeignRules = slices.Clone(s.ForeignRules)
 	s.Active = make(map[netip.AddrPort]bool)
 	s.ProbeErrors = make(map[Service]error)
 	for _, v := range i.targets.services() {

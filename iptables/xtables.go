@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -66,12 +67,13 @@ type xtKernel struct {
 	now    func() time.Time
 
 	slot     int
+	timeout  time.Duration // AliveTimeout as it is counted
 	carried  [2]xtCarried
 	compared time.Time
 	mark     changeMark
-	seen     map[Service]lastAnswer
-	armed    []Service
-	timeout  time.Duration
+
+	mu   sync.Mutex
+	seen map[Service]lastAnswer
 }
 
 // xtCarried is what the kernel has of one family.
@@ -86,13 +88,15 @@ type lastAnswer struct {
 	moved time.Time
 }
 
-func newXTKernel(run program) (*xtKernel, error) {
+// newXTKernel prepares for the process in a slot.
+func newXTKernel(run program, rs RuleSet) (*xtKernel, error) {
 	version, err := run(restoreProgram(0), "", "--version")
 	if err != nil {
 		return nil, err
 	}
 	return &xtKernel{
 		run: run, legacy: !strings.Contains(version, "nf_tables"), now: time.Now,
+		slot: rs.slot, timeout: time.Duration(rs.aliveSeconds()) * time.Second,
 		seen: make(map[Service]lastAnswer),
 	}, nil
 }
@@ -107,8 +111,7 @@ func (k *xtKernel) save(fam int) (string, error) {
 }
 
 func (k *xtKernel) ensure(rs RuleSet) (repaired bool, err error) {
-	k.slot, k.armed, k.timeout = rs.slot, rs.armed, time.Duration(rs.aliveSeconds())*time.Second
-	maps.DeleteFunc(k.seen, func(s Service, _ lastAnswer) bool { return !slices.Contains(k.armed, s) })
+	k.forget(rs.armed)
 	mark, err := readChangeMark(k.legacy)
 	if err != nil {
 		return false, err
@@ -202,10 +205,12 @@ func (k *xtKernel) remove(fam int, saved string, keep func(chain string) bool) e
 // alive reads xt_recent's lists. They give the time in ticks of a length that
 // we cannot know, so what counts is when we saw them move: an answer is known
 // late by up to the time between two looks, never early.
-func (k *xtKernel) alive() (map[Service]time.Duration, error) {
+func (k *xtKernel) alive(services []Service) (map[Service]time.Duration, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	out := make(map[Service]time.Duration)
 	now := k.now()
-	for _, s := range k.armed {
+	for _, s := range services {
 		stamp, err := readRecent(recentName(k.slot, family(s.Addr.Addr()), s), s.Addr.Addr())
 		if err != nil {
 			return nil, err
@@ -223,6 +228,14 @@ func (k *xtKernel) alive() (map[Service]time.Duration, error) {
 		}
 	}
 	return out, nil
+}
+
+// forget forgets the answers of services that are not armed: their lists go
+// with the rules that use them.
+func (k *xtKernel) forget(armed []Service) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.DeleteFunc(k.seen, func(s Service, _ lastAnswer) bool { return !slices.Contains(armed, s) })
 }
 
 // readRecent returns the stamp of an address in a list of xt_recent, "" if it
@@ -273,11 +286,11 @@ func probeXT(run program, rs RuleSet) support {
 	if !hasNetAdmin() {
 		return support{err: fmt.Errorf("no CAP_NET_ADMIN: %w", fs.ErrPermission)}
 	}
-	k, err := newXTKernel(run)
+	rs.slot = probeSlot
+	k, err := newXTKernel(run, rs)
 	if err != nil {
 		return support{err: xtSupport(err)}
 	}
-	rs.slot = probeSlot
 	for fam := range 2 {
 		if !rs.has(fam) {
 			continue

@@ -1,0 +1,87 @@
+package iptables
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// beatsPerTimeout is how often in AliveTimeout the services are looked after:
+// a probe may be lost, and the next still comes in time.
+const beatsPerTimeout = 4
+
+// pulse looks after the services until ctx is done. Nothing that it does waits
+// for a lock that somebody may hold for long: the kernel's, or ours.
+func (i *Interceptor) pulse(ctx context.Context, k kernel) {
+	beat := time.NewTicker(i.cfg.AliveTimeout / beatsPerTimeout)
+	defer beat.Stop()
+	var probes sync.WaitGroup
+	defer probes.Wait()
+	for {
+		i.beat(ctx, k, &probes)
+		select {
+		case <-ctx.Done():
+			return
+		case <-beat.C:
+		}
+	}
+}
+
+// beat looks which services are alive and probes those that have been silent.
+func (i *Interceptor) beat(ctx context.Context, k kernel, probes *sync.WaitGroup) {
+	i.mu.Lock()
+	armed := i.armed()
+	i.mu.Unlock()
+	left, err := k.alive(armed)
+
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.stats.AliveError = err
+	if err != nil {
+		return
+	}
+	// A process that was stopped may have answered again before it looks.
+	now := time.Now()
+	stalled := !i.lastBeat.IsZero() && now.Sub(i.lastBeat) > i.cfg.AliveTimeout
+	i.lastBeat = now
+	for _, s := range armed {
+		if i.withdrawn[s] { // meanwhile
+			continue
+		}
+		if stalled {
+			i.transition(s, false, ReasonSilent)
+		}
+		i.transition(s, left[s] > 0, ReasonSilent)
+		if left[s] > i.cfg.AliveTimeout*(beatsPerTimeout-1)/beatsPerTimeout || i.asking[s] {
+			continue
+		}
+		i.asking[s] = true
+		probes.Go(func() { i.ask(ctx, s) })
+	}
+}
+
+// ask probes one service.
+func (i *Interceptor) ask(ctx context.Context, s Service) {
+	ctx, cancel := context.WithTimeout(ctx, i.cfg.AliveTimeout)
+	defer cancel()
+	err := i.prober.ask(ctx, s)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.asking, s)
+	i.probed[s] = err
+}
+
+// transition notes that a service is taken, or not any more. It is called with
+// mu held.
+func (i *Interceptor) transition(s Service, taking bool, reason string) {
+	if i.taking[s] == taking {
+		return
+	}
+	i.taking[s] = taking
+	if taking {
+		i.emit(Event{Kind: Taking, Service: s})
+		return
+	}
+	i.stats.Withdrawals[reason]++
+	i.emit(Event{Kind: Withdrawn, Service: s, Reason: reason})
+}

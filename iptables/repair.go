@@ -1,0 +1,132 @@
+package iptables
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+const (
+	// checkEvery is how often everything is compared although no notification
+	// came: there is none for the legacy variant of iptables.
+	checkEvery = 500 * time.Millisecond
+	// settle is the least time between two checks that notifications cause: a
+	// node whose routes or rules change all the time costs us twenty a second.
+	settle = 50 * time.Millisecond
+)
+
+// keep compares and repairs, and weighs clients.
+func (i *Interceptor) keep(ctx context.Context, kick <-chan struct{}) {
+	check := time.NewTicker(checkEvery)
+	defer check.Stop()
+	weigh := time.NewTicker(weighEvery)
+	defer weigh.Stop()
+	kicked := kick
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-kicked:
+			i.check()
+			kicked, settled = nil, time.After(settle)
+		case <-settled:
+			kicked, settled = kick, nil
+		case <-check.C:
+			i.check()
+		case now := <-weigh.C:
+			i.weigh(now)
+		}
+	}
+}
+
+// ensure makes the kernel carry what is wanted. It is called with work held.
+func (i *Interceptor) ensure() (repaired bool, err error) {
+	if i.slot == nil {
+		return false, ErrClosed
+	}
+	rs := i.ruleSet(i.slot.number)
+	added, foreign, err := rs.routing().ensure()
+	i.reportForeign(foreign)
+	if err != nil {
+		return added > 0, err
+	}
+	repaired, err = i.kernel.ensure(rs)
+	return repaired || added > 0, err
+}
+
+// check compares and repairs.
+func (i *Interceptor) check() {
+	i.work.Lock()
+	defer i.work.Unlock()
+	if i.slot == nil {
+		return
+	}
+	repaired, err := i.ensure()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if repaired {
+		i.stats.Repairs++
+		i.emit(Event{Kind: Repaired})
+	}
+	if err != nil && i.stats.RepairError == nil {
+		i.emit(Event{Kind: RepairFailed, Err: err})
+	}
+	i.stats.RepairError = err
+}
+
+// reportForeign tells of rules that were not there at the last look.
+func (i *Interceptor) reportForeign(rules []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, r := range rules {
+		if !slices.Contains(i.stats.ForeignRules, r) {
+			i.emit(Event{Kind: ForeignRule, Detail: r})
+		}
+	}
+	i.stats.ForeignRules = rules
+}
+
+// weigh lets clients past that do not reach us.
+func (i *Interceptor) weigh(now time.Time) {
+	i.work.Lock()
+	defer i.work.Unlock()
+	k, sees := i.kernel.(clientKernel)
+	if i.slot == nil || !sees || i.cfg.Received == nil {
+		return
+	}
+	taken, err := k.taken()
+	if err != nil {
+		i.note(func(s *Stats) { s.BypassError = err })
+		return
+	}
+	// While another process shares the addresses, what was taken may have
+	// arrived there. A service that does not answer a probe either has other
+	// troubles than one client.
+	judge := i.slot.alone() && i.healthy()
+	blocked, returned := i.ledger.weigh(now, judge, taken, i.cfg.Received)
+	err = nil
+	for c, length := range blocked {
+		if e := k.bypass([]Client{c}, length); e != nil {
+			err = e
+			delete(blocked, c)
+		}
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.stats.BypassError, i.stats.Bypassed = err, i.ledger.bypassed()
+	for _, c := range returned {
+		i.emit(Event{Kind: Returned, Client: c})
+	}
+	for c, length := range blocked {
+		i.emit(Event{Kind: Bypassed, Client: c, Detail: length.String()})
+	}
+}
+
+// healthy reports whether every service that is not withdrawn is taken and
+// answers its probes.
+func (i *Interceptor) healthy() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return !slices.ContainsFunc(i.armed(), func(s Service) bool { return !i.taking[s] || i.probed[s] != nil })
+}
