@@ -45,14 +45,19 @@ func (d *daemon) newGuard(cfg *config.Config) error {
 	return nil
 }
 
-// onPurge writes the audit log: a line for every flow that was deleted.
+// onPurge writes the audit log: a line for every flow that was deleted, or in a
+// dry run would have been.
 func (d *daemon) onPurge(p ctguard.Purge) {
 	attrs := []any{
 		"client", p.Flow.Orig.Src.String(), "frontend", p.Flow.Orig.Dst.String(), "endpoint", p.Flow.Reply.Src.String(),
-		"service", p.Frontend.Service, "reason", p.Reason.String(), "by_event", p.Event, "dry_run", p.DryRun,
+		"service", p.Frontend.Service, "reason", p.Reason.String(), "by_event", p.Event,
 	}
 	if age, known := p.Flow.Age(time.Now()); known {
 		attrs = append(attrs, "age", age.String())
+	}
+	if p.DryRun {
+		d.log.Info("flow would be deleted, were this no dry run", attrs...)
+		return
 	}
 	d.log.Info("flow deleted", attrs...)
 }
