@@ -66,7 +66,7 @@ func TestEvidence(t *testing.T) {
 					c.Prober, c.Evidence, c.Events = p, tt.evidence, nil
 				})
 				l.guard.Update(kubeDNS(tt.pods...))
-				time.Sleep(time.Minute)
+				time.Sleep(67 * time.Second)
 				before := p.probes(podA)
 				p.set(podA, !tt.dead)
 				purged := time.Duration(0)

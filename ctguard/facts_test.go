@@ -17,7 +17,7 @@ func TestDeletedService(t *testing.T) {
 		l := start(t, &ctguardtest.Table{}, nil)
 		l.add(flow(1, vip, podA))
 		l.guard.Update(kubeDNS(podA))
-		time.Sleep(time.Minute)
+		time.Sleep(67 * time.Second)
 		l.guard.Update(&ctguard.Snapshot{})
 		l.wantPurges("1 frontend-gone")
 
@@ -29,12 +29,12 @@ func TestDeletedService(t *testing.T) {
 		l.wantPurges("2 frontend-gone")
 
 		// Twice the longest timeout later, it is nobody's.
-		time.Sleep(4 * time.Minute)
+		time.Sleep(247 * time.Second)
 		if n := l.guard.Stats().Gone; n != 0 {
 			t.Errorf("%d tombstones after four minutes", n)
 		}
 		l.add(flow(3, vip, podA))
-		time.Sleep(time.Minute)
+		time.Sleep(67 * time.Second)
 		l.wantPurges()
 		l.wantFlows(3)
 	})
@@ -46,11 +46,11 @@ func TestFrontendChangesHands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := start(t, &ctguardtest.Table{}, nil)
 		l.guard.Update(kubeDNS(podA))
-		time.Sleep(time.Minute)
+		time.Sleep(67 * time.Second)
 		l.guard.Update(&ctguard.Snapshot{})
 		time.Sleep(10100 * time.Millisecond)
 		l.add(flow(1, vip, podA))
-		time.Sleep(4 * time.Minute)
+		time.Sleep(247 * time.Second)
 		l.wantPurges()
 		l.wantFlows(1)
 	})
@@ -61,7 +61,7 @@ func TestChangedClusterIP(t *testing.T) {
 		l := start(t, &ctguardtest.Table{}, nil)
 		l.add(flow(1, vip, podA), flow(2, "10.96.0.99:53", podA))
 		l.guard.Update(kubeDNS(podA))
-		time.Sleep(time.Minute)
+		time.Sleep(67 * time.Second)
 		s := kubeDNS(podA)
 		s.Services[0].Addrs = []netip.Addr{netip.MustParseAddr("10.96.0.99")}
 		l.guard.Update(s)
@@ -71,7 +71,7 @@ func TestChangedClusterIP(t *testing.T) {
 		// And back again: no tombstone remains.
 		l.guard.Update(kubeDNS(podA))
 		l.add(flow(3, vip, podA))
-		time.Sleep(time.Minute)
+		time.Sleep(67 * time.Second)
 		l.wantPurges("2 frontend-gone")
 		l.wantFlows(3)
 	})
@@ -83,7 +83,7 @@ func TestUntranslated(t *testing.T) {
 		l := start(t, &ctguardtest.Table{}, nil)
 		l.add(flow(1, vip, vip))
 		l.guard.Update(kubeDNS(podA))
-		time.Sleep(10 * time.Minute)
+		time.Sleep(607 * time.Second)
 		// No translated flow has been seen: something else may answer here.
 		l.wantPurges()
 		l.add(flow(2, vip, podA))
@@ -99,7 +99,7 @@ func TestStates(t *testing.T) {
 		l := start(t, &ctguardtest.Table{}, nil)
 		wantStates := func(want ...ctguard.State) {
 			t.Helper()
-			time.Sleep(time.Minute)
+			time.Sleep(67 * time.Second)
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			if diff := cmp.Diff(want, l.states); diff != "" {

@@ -239,15 +239,7 @@ func TestGracefulDeleteOfDeadPod(t *testing.T) {
 	if who := query(t, c, vip4, time.Second); who != podA {
 		t.Fatalf("%q answered", who)
 	}
-	// The prober has to have heard of it once.
-	eventually(t, "first probe", func() bool {
-		for f, err := range n.kernel.Flows(t.Context(), []Match{match(podA)}) {
-			if err == nil && f.SeenReply && f.Orig.Src.Addr() == f.Orig.Dst.Addr() {
-				return true
-			}
-		}
-		return false
-	})
+	n.probed(podA)
 	_ = alive.Close()
 	n.deadPod(podA)
 	n.proxy(vip4, podB)
@@ -262,6 +254,52 @@ func TestGracefulDeleteOfDeadPod(t *testing.T) {
 		t.Errorf("%q answered, %v after the news", who, took)
 	}
 	t.Logf("healed %v after the news", took)
+}
+
+// TestEvidenceInKernel: the pod is ready by its EndpointSlice, and dead.
+func TestEvidenceInKernel(t *testing.T) {
+	probe, err := NewUDPProber("cluster.local")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var prober nsProber
+	n := newNode(t, func(c *Config) {
+		prober.p = probe
+		c.Prober, c.Evidence = &prober, true
+	})
+	prober.n = n
+	alive := n.listen(podA)
+	go answer(alive)
+	n.pod(podB)
+	n.proxy(vip4, podA)
+	n.guard.Update(snapshotOf(up(podA), up(podB)))
+	n.probed(podA)
+	_ = alive.Close()
+	n.deadPod(podA)
+	died := time.Now()
+	c := n.listen("127.0.0.1:0")
+	if who := query(t, c, vip4, 10*time.Millisecond); who != "" {
+		t.Fatalf("%q answered", who)
+	}
+	n.proxy(vip4, podB) // the next roll of the dice
+	eventually(t, "purge", func() bool { return n.guard.Stats().Deleted[Unanswered] == 1 })
+	if who := query(t, c, vip4, time.Second); who != podB {
+		t.Errorf("%q answered", who)
+	}
+	t.Logf("healed %v after the death", time.Since(died))
+}
+
+// probed waits until a pod has answered a probe.
+func (n *node) probed(pod string) {
+	n.t.Helper()
+	eventually(n.t, "first probe", func() bool {
+		for f, err := range n.kernel.Flows(n.t.Context(), []Match{match(pod)}) {
+			if err == nil && f.SeenReply && f.Orig.Src.Addr() == f.Orig.Dst.Addr() {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // TestReplyInFlight: a lame duck has a query in hand. The reply arrives.

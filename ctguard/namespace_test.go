@@ -198,9 +198,6 @@ func (r route) exprs() []expr.Any {
 		&expr.Cmp{Register: 1, Data: []byte{unix.IPPROTO_UDP}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
 		&expr.Cmp{Register: 1, Data: binaryutil.BigEndian.PutUint16(r.vip.Port())},
-		// Real kube-proxy sees each first packet: this counter shows it, and
-		// turns conntrack accounting on.
-		&expr.Counter{},
 	}
 	if !r.to.IsValid() {
 		return es

@@ -58,7 +58,7 @@ func TestTerminatingEndpointThatIsDead(t *testing.T) {
 		l := start(t, &ctguardtest.Table{}, func(c *ctguard.Config) { c.Prober = p })
 		l.add(flow(1, vip, podA), flow(2, vip, podB))
 		l.guard.Update(kubeDNS(podA, podB))
-		time.Sleep(time.Minute)
+		time.Sleep(67 * time.Second)
 		if n := p.probes(podA); n != 1 {
 			t.Errorf("%d probes to an endpoint that has answered the first", n)
 		}
@@ -92,7 +92,7 @@ func TestTerminatingEndpointThatIsDead(t *testing.T) {
 		l.guard.Update(kubeDNS(podB))
 		l.wantPurges("4 endpoint-gone")
 		before := p.probes(podA)
-		time.Sleep(time.Minute)
+		time.Sleep(67 * time.Second)
 		if n := p.probes(podA); n != before {
 			t.Errorf("%d probes to an endpoint that has left", n-before)
 		}
@@ -106,9 +106,9 @@ func TestTerminatingEndpointNeverHeard(t *testing.T) {
 		l := start(t, &ctguardtest.Table{}, func(c *ctguard.Config) { c.Prober = p })
 		l.add(flow(1, vip, podA))
 		l.guard.Update(kubeDNS(podA, podB))
-		time.Sleep(time.Minute)
+		time.Sleep(67 * time.Second)
 		l.guard.Update(kubeDNS("-"+podA, podB))
-		time.Sleep(time.Minute)
+		time.Sleep(67 * time.Second)
 		l.wantPurges()
 		l.wantFlows(1)
 	})
@@ -121,7 +121,7 @@ func TestLameDuck(t *testing.T) {
 		busy, quiet := flow(1, vip, podA), flow(2, vip, podA)
 		l.add(busy, quiet)
 		l.guard.Update(kubeDNS(podA, podB))
-		time.Sleep(time.Minute)
+		time.Sleep(67 * time.Second)
 		l.guard.Update(kubeDNS("-"+podA, podB))
 		time.Sleep(5 * time.Second)
 		l.wantPurges()
@@ -141,9 +141,9 @@ func TestLameDuck(t *testing.T) {
 		l.wantPurges("1 terminating-silent")
 
 		// Nothing waits to become idle any more: no more sweeps than usual.
-		time.Sleep(time.Hour)
+		time.Sleep(3607 * time.Second)
 		before := l.table.Requests().Dumps
-		time.Sleep(10 * time.Minute)
+		time.Sleep(607 * time.Second)
 		if n := l.table.Requests().Dumps - before; n > 20 {
 			t.Errorf("%d dumps in 10 minutes", n)
 		}

@@ -20,10 +20,10 @@ func TestDryRun(t *testing.T) {
 		dual := kubeDNS(podB)
 		dual.Services[0].Addrs = append(dual.Services[0].Addrs, netip.MustParseAddr("fd00:10:96::a"))
 		l.guard.Update(dual)
-		time.Sleep(10 * time.Minute)
+		time.Sleep(607 * time.Second)
 		l.wantPurges("1 endpoint-gone dry")
 		l.add(flow(3, vip, podA))
-		time.Sleep(10 * time.Minute)
+		time.Sleep(607 * time.Second)
 		l.wantPurges("3 endpoint-gone event dry")
 		l.wantFlows(1, 2, 3)
 
@@ -31,9 +31,9 @@ func TestDryRun(t *testing.T) {
 		if _, err := l.table.Delete(t.Context(), []ctguard.Flow{flow(3, vip, podA)}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * time.Minute)
+		time.Sleep(127 * time.Second)
 		l.add(flow(3, vip, podA))
-		time.Sleep(2 * time.Minute)
+		time.Sleep(127 * time.Second)
 		l.wantPurges("3 endpoint-gone event dry")
 		s := l.guard.Stats()
 		if r := l.table.Requests(); r.Deletes+r.DeleteMatching != 1 || len(s.Deleted) != 0 {

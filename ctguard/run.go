@@ -153,9 +153,11 @@ func (g *Guard) listen(ctx context.Context, l *listener) {
 		case err == nil:
 			g.created(ctx, f)
 		case errors.Is(err, ErrEventsLost):
+			// The kernel says so once, and goes on losing events until what
+			// waits has been read. So once more a little later.
 			g.mu.Lock()
 			g.stats.EventsLost++
-			g.todo.sweep = true
+			g.todo.sweep, g.todo.retry = true, true
 			g.mu.Unlock()
 			g.kick()
 		case errors.Is(err, net.ErrClosed):

@@ -35,7 +35,7 @@ func TestLaggingRules(t *testing.T) {
 				})
 				l.add(flow(1, vip, podA))
 				l.guard.Update(kubeDNS(podA, podB))
-				time.Sleep(time.Minute)
+				time.Sleep(67 * time.Second)
 
 				// A client that asks every 200 ms, and rules that change 4 s
 				// after the news.
@@ -98,6 +98,10 @@ func TestEventsLost(t *testing.T) {
 		if n := l.guard.Stats().EventsLost; n != 1 {
 			t.Errorf("EventsLost %d", n)
 		}
+		// One that was lost while the guard was reading the others.
+		l.table.Set(flow(3, vip, podA))
+		time.Sleep(1001 * time.Millisecond)
+		l.wantPurges("3 endpoint-gone")
 	})
 }
 
@@ -105,7 +109,7 @@ func TestSubscriptionBreaks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := start(t, &ctguardtest.Table{}, nil)
 		l.guard.Update(kubeDNS(podB))
-		time.Sleep(5 * time.Minute)
+		time.Sleep(307 * time.Second)
 		l.table.Fail(ctguard.OpSubscribe, errors.New("no"), errors.New("no"))
 		l.table.Fail(ctguard.OpEvents, errors.New("broken"))
 		time.Sleep(10 * time.Second)
@@ -155,7 +159,7 @@ func TestFailures(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := start(t, &ctguardtest.Table{DumpTime: time.Millisecond}, func(c *ctguard.Config) { c.Events = nil })
 				l.guard.Update(kubeDNS(podA, podB))
-				time.Sleep(time.Hour)
+				time.Sleep(3607 * time.Second)
 				l.add(flow(1, vip, podA))
 				errs := make([]error, 3)
 				for i := range errs {

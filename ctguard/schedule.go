@@ -56,7 +56,10 @@ func (s *schedule) swept(began, ended time.Time, drain bool) {
 	} else {
 		s.retries = 0
 	}
-	s.soon, s.retry = false, false
+	// A sweep that was wanted at once does not make up for what is to be done
+	// a little later.
+	s.retry = s.retry && s.soon
+	s.soon = false
 	after := sweepsAfterChange()
 	for s.step < len(after) && !s.changed.Add(after[s.step]).After(began) {
 		s.step++
