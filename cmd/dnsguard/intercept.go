@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dnsguard/dnsguard/internal/config"
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 	"github.com/dnsguard/dnsguard/iptables"
@@ -18,6 +20,10 @@ import (
 const (
 	interceptTick  = time.Second
 	interceptRetry = 5 * time.Second
+	// How long NodeLocal DNSCache may take to close its sockets once it has
+	// given up its addresses, and how often to look.
+	interceptRelease = 10 * time.Second
+	interceptPoll    = 5 * time.Millisecond
 )
 
 // Reasons of withdrawals, in metrics and logs.
@@ -37,6 +43,7 @@ type interception struct {
 	sockets map[netip.AddrPort]*iptables.Sockets
 	targets iptables.Targets
 	held    bool          // withdrawn until an upstream has answered
+	freed   time.Time     // when NodeLocal DNSCache gave up its addresses
 	changed chan struct{} // capacity 1: something has been told by event
 }
 
@@ -147,7 +154,7 @@ func (i *interception) apply(ctx context.Context) error {
 		return err
 	}
 	for _, a := range c.Addresses {
-		if err := i.open(ctx, a); err != nil {
+		if err := i.openFree(ctx, a); err != nil {
 			return err
 		}
 	}
@@ -190,8 +197,25 @@ func (i *interception) standBy(ctx context.Context, addrs []netip.AddrPort) erro
 	if err := iptables.AwaitAddresses(ctx, ips); err != nil {
 		return err
 	}
+	i.freed = time.Now()
 	i.d.log.Info("the addresses are free: taking over")
 	return nil
+}
+
+// openFree opens an address, and waits for the sockets of one that has stood
+// aside: NodeLocal DNSCache takes its addresses away before it closes them.
+func (i *interception) openFree(ctx context.Context, addr netip.AddrPort) error {
+	for {
+		err := i.open(ctx, addr)
+		if !errors.Is(err, unix.EADDRINUSE) || time.Since(i.freed) > interceptRelease {
+			return err
+		}
+		select {
+		case <-time.After(interceptPoll):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // open opens the sockets of one address, and serves them at once: the kernel

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/netip"
 	"time"
 
 	"github.com/dnsguard/dnsguard/internal/config"
 	"github.com/dnsguard/dnsguard/iptables"
+	"github.com/dnsguard/dnsguard/resolver/search"
 )
 
 func rulesCommand() command {
@@ -21,7 +23,7 @@ func rulesCommand() command {
 		setup: func(fs *flag.FlagSet) func(context.Context, *cli, []string) int {
 			backend := fs.String("backend", "", "nftables or iptables (default: intercept.backend, nftables for auto)")
 			_, load := configFlags(fs)
-			return func(_ context.Context, c *cli, args []string) int {
+			return func(ctx context.Context, c *cli, args []string) int {
 				if !noArgs(c, "rules", args) {
 					return exitUsage
 				}
@@ -35,7 +37,7 @@ func rulesCommand() command {
 				if err != nil {
 					return c.fail("rules", err)
 				}
-				text, err := rulesText(cfg, iptables.Backend(*backend))
+				text, err := rulesText(ctx, cfg, iptables.Backend(*backend))
 				if err != nil {
 					return c.fail("rules", err)
 				}
@@ -47,16 +49,12 @@ func rulesCommand() command {
 }
 
 // rulesText returns the rule set that run would apply.
-func rulesText(cfg *config.Config, backend iptables.Backend) (string, error) {
+func rulesText(ctx context.Context, cfg *config.Config, backend iptables.Backend) (string, error) {
 	if cfg.Intercept.Mode == config.InterceptNone {
 		return "", errors.New("intercept.mode is none: there are no rules; set it to link-local or cluster-ip")
 	}
-	var clusterIPs []netip.Addr
-	service, err := serviceAddr(cfg.Kubernetes.DNSService)
-	switch {
-	case err == nil:
-		clusterIPs = append(clusterIPs, service.Addr())
-	case cfg.Intercept.Mode == config.InterceptClusterIP:
+	clusterIPs, err := clusterIPsOf(ctx, cfg)
+	if err != nil && cfg.Intercept.Mode == config.InterceptClusterIP {
 		return "", err
 	}
 	c := iptablesConfig(cfg, clusterIPs, nil)
@@ -68,6 +66,45 @@ func rulesText(cfg *config.Config, backend iptables.Backend) (string, error) {
 		backend = c.Backend
 	}
 	return rs.Text(backend), nil
+}
+
+// clusterTimeout is how long rules waits for the cluster's word. The API server
+// may be out of reach.
+const clusterTimeout = 2 * time.Second
+
+// clusterIPsOf returns the addresses of the cluster's DNS Service as the cluster
+// says or, where that is not to be had, as the environment does.
+func clusterIPsOf(ctx context.Context, cfg *config.Config) ([]netip.Addr, error) {
+	alone := *cfg
+	alone.Guard.Enabled, alone.Search.Collapse, alone.Search.Expand = false, false, false
+	alone.Intercept.Mode = config.InterceptNone // no pods are needed
+	d := &daemon{
+		log: slog.New(slog.DiscardHandler), cfg: &alone,
+		conditions: newConditions(nil), clusterChanged: make(chan struct{}, 1),
+	}
+	policy, err := search.New(search.Config{ClusterDomain: cfg.ClusterDomain, NDots: cfg.Search.NDots})
+	if err != nil {
+		return nil, fmt.Errorf("search: %w", err)
+	}
+	// An error means that this is no place to reach the cluster from.
+	if d.watcher, _ = d.newWatcher(&alone, policy); d.watcher != nil {
+		ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
+		d.background.Go(func() { d.followCluster(ctx) })
+		for known := false; !known && ctx.Err() == nil; {
+			select {
+			case <-d.clusterChanged:
+				known = d.cluster.Load().DNS != nil
+			case <-ctx.Done():
+			}
+		}
+		cancel()
+		d.background.Wait()
+	}
+	if ips := d.clusterIPs(); len(ips) > 0 {
+		return ips, nil
+	}
+	_, err = serviceAddr(cfg.Kubernetes.DNSService)
+	return nil, err
 }
 
 // leavePage is where the control socket takes the order to leave.
@@ -106,19 +143,22 @@ func cleanupCommand() command {
 func cleanup(ctx context.Context, control string) (removed int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	_, err = postDaemon(ctx, control, leavePage)
-	if err != nil && !errors.Is(err, errNoDaemon) {
-		return 0, err
+	_, told := postDaemon(ctx, control, leavePage)
+	if told != nil && !errors.Is(told, errNoDaemon) {
+		return 0, told
 	}
 	for {
 		removed, err = iptables.Cleanup()
-		if !errors.Is(err, iptables.ErrRunning) {
+		switch {
+		case !errors.Is(err, iptables.ErrRunning):
 			return removed, err
+		case told != nil:
+			return 0, fmt.Errorf("%w; end it first: %w", err, told)
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return 0, fmt.Errorf("%w; end it first (its control socket, control: %s, does not reach it)", err, control)
+			return 0, fmt.Errorf("%w, and has not ended %v after it was told to; end it first", err, leaveTimeout)
 		}
 	}
 }
