@@ -217,6 +217,9 @@ func (r *Resolver) answerStale(fl *flight, e cache.Entry) {
 // apart from answers (RFC 9520) and covered by a stale entry where there is
 // one (RFC 8767 section 4: a failure is no reason to lose what we knew).
 func (r *Resolver) ask(ctx context.Context, key []byte, q upstream.Question) outcome {
+	if r.withoutAAAA(q) {
+		return r.noAAAA(key, q)
+	}
 	ans, err := (*r.forwarder.Load()).Exchange(ctx, q)
 	now := r.cache.Now()
 	var failure cache.Failure

@@ -45,6 +45,10 @@ type Settings struct {
 	Total      time.Duration // how long a search-list walk may take; 1.5 s
 	Prefetch   bool
 	Search     *Search // nil: walks are left to the clients
+	// AAAAZone, a folded wire-form name, keeps IPv6 addresses to the names
+	// at and below it: others have none, and nobody is asked. nil: all names
+	// may have them.
+	AAAAZone []byte
 }
 
 func (s *Settings) validate() error {
@@ -72,6 +76,7 @@ type Resolver struct {
 	staleAfter atomic.Int64
 	total      atomic.Int64
 	prefetch   atomic.Bool
+	aaaaZone   atomic.Pointer[[]byte]
 	draining   atomic.Bool
 	seed       maphash.Seed // of client addresses' hashes
 
@@ -133,6 +138,7 @@ func (r *Resolver) Reconfigure(f Forwarder, s Settings) error {
 	r.staleAfter.Store(int64(s.StaleAfter))
 	r.total.Store(int64(s.Total))
 	r.walks.search.Store(s.Search)
+	r.aaaaZone.Store(&s.AAAAZone)
 	r.prefetch.Store(s.Prefetch)
 	r.flights.mu.Lock()
 	r.flights.limits = s.Limits

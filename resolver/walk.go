@@ -215,6 +215,11 @@ func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w 
 func (r *Resolver) decide(ctx context.Context, name []byte, q upstream.Question, last bool) (search.Step, result) {
 	var own, other search.State
 	var res result
+	if r.withoutAAAA(named(q, name)) {
+		// The policy's NODATA says nothing of the name: its other family does.
+		res = r.fetch(ctx, name, q, sibling(q.Type), false)
+		return search.DecideByOther(res.state()), res
+	}
 	for {
 		step := search.Decide(own, other, last)
 		switch step {
@@ -240,6 +245,12 @@ func (r *Resolver) decide(ctx context.Context, name []byte, q upstream.Question,
 			return step, res
 		}
 	}
+}
+
+// named returns the question for another name.
+func named(q upstream.Question, name []byte) upstream.Question {
+	q.Name = name
+	return q
 }
 
 // askAhead asks all names up to the one that won last time at once, if the walk

@@ -59,8 +59,15 @@ func (d *daemon) resolverSettings(cfg *config.Config) (resolver.Settings, error)
 	for _, t := range cfg.Search.Types {
 		walks.Types = append(walks.Types, uint16(t))
 	}
+	var aaaaZone []byte
+	if cfg.AAAA == config.AAAANoData {
+		if aaaaZone, err = search.WireName(cfg.ClusterDomain); err != nil {
+			return resolver.Settings{}, fmt.Errorf("clusterDomain: %w", err)
+		}
+	}
 	return resolver.Settings{
-		Search: walks,
+		Search:   walks,
+		AAAAZone: aaaaZone,
 		Limits: resolver.Limits{
 			InFlight: cfg.Limits.InFlight, InFlightPerClient: cfg.Limits.InFlightPerClient,
 			Conns: cfg.Limits.TCPConnections, ConnsPerClient: cfg.Limits.TCPConnectionsPerClient,

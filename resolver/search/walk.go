@@ -176,6 +176,23 @@ func Decide(own, sibling State, last bool) Step {
 	return Ask
 }
 
+// DecideByOther says how a walk goes on from a name of which the type in
+// question is known to be missing by policy, from the state of the other
+// address type alone.
+func DecideByOther(other State) Step {
+	switch other {
+	case Data:
+		return Win
+	case NXDomain:
+		return Next
+	case Failed:
+		return Fail
+	case NoData:
+		return Stop
+	}
+	return AskSibling
+}
+
 // Names appends the names that a client's libc tries for a name, in its order
 // (resolv.conf(5)): with fewer than ndots dots the list first and the name as
 // it is last, else the other way round. musl does not search at all in the
