@@ -14,7 +14,7 @@
 //	                                              |
 //	Table.Flows --(kernel's filter)--> Flow --> Decide --> Stale --> Table.Delete
 //	Events -------(kernel's filter)--> Flow ------^             `--> OnPurge, Stats
-//	Prober --> silent endpoints --> knowledge
+//	Prober --> endpoints that have fallen silent --> knowledge
 //
 // [Policy.Decide] has the rule, and depends on nothing but its arguments.
 // [Guard] applies it to the whole table again and again, at 0, 1, 3, 10 and
@@ -25,7 +25,9 @@
 //
 // # Invariants
 //
-//   - A flow to an endpoint that serves and stays is never deleted.
+//   - A flow to an endpoint that serves and stays is never deleted. (The one
+//     exception has to be asked for, with Config.Evidence: an endpoint that has
+//     answered probes and does not now, while another does.)
 //   - Nothing is judged before the first snapshot.
 //   - A flow is deleted by its reply tuple, which names the endpoint. A flow
 //     that the same client has made to another endpoint in the meantime has
@@ -38,6 +40,13 @@
 //   - What a sweep costs does not depend on foreign flows, but for the kernel's
 //     own walk over its hash table (Linux 5.8; about a quarter of a microsecond
 //     for each entry), and memory not even on older kernels.
+//
+// # What the kernel does not do
+//
+// CTA_FILTER compares IPv6 addresses the wrong way round: an address that is
+// equal does not match, and every other does (seen on Linux 6.18). So filters
+// carry IPv6 ports only, the rest is sorted out here, and no IPv6 flow is ever
+// deleted by a filter: it would spare the stale flows and hit the living ones.
 //
 // The library does not log and has no metrics of its own: see [Stats],
 // [Config].OnPurge and [Config].OnState.

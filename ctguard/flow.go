@@ -52,14 +52,14 @@ type Flow struct {
 // String gives the flow as client -> frontend => endpoint.
 func (f Flow) String() string {
 	s := fmt.Sprintf("%v -> %v => %v", f.Orig.Src, f.Orig.Dst, f.Reply.Src)
-	if z := f.zone(); z != 0 {
+	if z := f.OriginalZone(); z != 0 {
 		s += fmt.Sprintf(" zone %d", z)
 	}
 	return s
 }
 
-// zone is the zone in which the flow's first packet was looked up.
-func (f Flow) zone() uint16 {
+// OriginalZone is the conntrack zone in which the flow's first packet was looked up.
+func (f Flow) OriginalZone() uint16 {
 	if f.Zone != 0 {
 		return f.Zone
 	}

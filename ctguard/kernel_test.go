@@ -30,7 +30,7 @@ func sorted(fs []Flow) []Flow {
 func compareKeys(a, b Flow) int {
 	for _, c := range []int{
 		a.Orig.Src.Compare(b.Orig.Src), a.Orig.Dst.Compare(b.Orig.Dst),
-		a.Reply.Src.Compare(b.Reply.Src), int(a.Proto) - int(b.Proto), int(a.zone()) - int(b.zone()),
+		a.Reply.Src.Compare(b.Reply.Src), int(a.Proto) - int(b.Proto), int(a.OriginalZone()) - int(b.OriginalZone()),
 	} {
 		if c != 0 {
 			return c

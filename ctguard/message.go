@@ -109,8 +109,7 @@ func tuple(typ uint16, src, dst side, zone uint16) netfilter.Attribute {
 
 // exact tells whether the kernel can compare the match's addresses. For IPv6
 // it cannot: it takes an address that differs for one that is equal, and the
-// reverse (found on Linux 6.18 by a test here; the comparison is as old as the
-// filter). So IPv6 addresses are never sent in a filter.
+// reverse (seen on Linux 6.18). So IPv6 addresses are never sent in a filter.
 func (m Match) exact() bool { return m.Dst.Addr().Is4() }
 
 // attributes encodes the match for the kernel, as far as the kernel can be

@@ -168,7 +168,7 @@ func (p *Policy) reason(f Flow) Reason {
 	switch {
 	case t == nil:
 		return NoFrontend
-	case !p.watches(f.zone()):
+	case !p.watches(f.OriginalZone()):
 		return OtherZone
 	case p.facts.IPVS[f.Orig.Dst]:
 		return IPVSHeld
@@ -229,7 +229,7 @@ func (p *Policy) watches(zone uint16) bool {
 // translates tells whether f shows that flows to its frontend are translated.
 func (p *Policy) translates(f Flow) bool {
 	t := p.frontends[f.Orig.Dst]
-	return t != nil && !t.gone && f.Reply.Src != f.Orig.Dst && p.watches(f.zone())
+	return t != nil && !t.gone && f.Reply.Src != f.Orig.Dst && p.watches(f.OriginalZone())
 }
 
 // withTranslated is p with the knowledge that flows to more are translated.

@@ -263,6 +263,42 @@ func TestDeleteAlwaysNamesTheTuple(t *testing.T) {
 	}
 }
 
+// TestFilterHasNoIPv6Address: the kernel would take it for its opposite.
+func TestFilterHasNoIPv6Address(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		match Match
+		want  [2]bool // an address of the frontend, of the endpoint
+	}{
+		{"IPv4", match(vip4, podA), [2]bool{true, true}},
+		{"any IPv4 address", match("0.0.0.0:53", podA), [2]bool{false, true}},
+		{"IPv6", match(vip6, pod6), [2]bool{false, false}},
+		{"any IPv6 address", match("[::]:53", pod6), [2]bool{false, false}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			req, err := dumpRequest(tt.match)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bad := false
+			for i, typ := range []uint16{ctaTupleOrig, ctaTupleReply} {
+				tuple := child(req.Data[4:], typ, &bad)
+				if got := child(tuple, ctaTupleIP, &bad) != nil; got != tt.want[i] {
+					t.Errorf("tuple %d with an address: %v", typ, got)
+				}
+				flags := child(child(req.Data[4:], ctaFilter, &bad), uint16(i+1), &bad)
+				addr := []uint32{filterIPDst, filterIPSrc}[i]
+				if got := binary.NativeEndian.Uint32(flags)&addr != 0; got != tt.want[i] {
+					t.Errorf("flags of tuple %d compare the address: %v", typ, got)
+				}
+			}
+			if bad {
+				t.Error("attributes do not add up")
+			}
+		})
+	}
+}
+
 func TestDialFails(t *testing.T) {
 	k := scripted()
 	if _, err := k.Delete(t.Context(), []Flow{flow("10.244.1.1:1", vip4, podA)}); !errors.Is(err, unix.EMFILE) {
