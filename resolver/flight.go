@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"bytes"
 	"context"
 	"net/netip"
 	"sync"
@@ -36,6 +37,14 @@ type waiter struct {
 	query   []byte // header and question as sent
 	arrived time.Duration
 	c       *counters
+}
+
+// newWaiter returns the waiter of a query. The query and the local address lie
+// in the reader's buffers, which the next batch overwrites: it has copies.
+func newWaiter(s *scratch, msg []byte, src *source, now time.Duration, c *counters) *waiter {
+	w := &waiter{src: *src, q: s.q, query: bytes.Clone(msg[:s.q.QuestionEnd()]), arrived: now, c: c}
+	w.src.local = bytes.Clone(src.local)
+	return w
 }
 
 // flights is the table of questions under way, and the admission to it.
@@ -135,9 +144,7 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 		s.c.hits[HitStale].Add(1)
 		return r.encode(s.c, dst, msg, &s.q, src.transport, now, o), false
 	}
-	fl.waiters = append(fl.waiters, &waiter{
-		src: *src, q: s.q, query: append([]byte(nil), msg[:s.q.QuestionEnd()]...), arrived: now, c: &r.flown,
-	})
+	fl.waiters = append(fl.waiters, newWaiter(s, msg, src, now, &r.flown))
 	f.waiters++
 	src.replier.owe()
 	f.mu.Unlock()
