@@ -79,14 +79,11 @@ func (u *udpReader) run() {
 	}
 }
 
-// drain serves what is in the queue and returns when it is empty.
+// drain serves what is in the queue and returns when it is empty, or when the
+// socket is closed.
 func (u *udpReader) drain() {
-	for {
-		_ = u.raw.Control(func(fd uintptr) { u.recvFunc(fd) })
-		switch {
-		case u.errno == unix.EAGAIN || u.errno == unix.EBADF:
-			return
-		case u.errno == 0:
+	for u.raw.Control(func(fd uintptr) { u.recvFunc(fd) }) == nil && u.errno != unix.EAGAIN {
+		if u.errno == 0 {
 			u.serve()
 		}
 	}
