@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/dnsguard/dnsguard/resolver/cache"
 	"github.com/dnsguard/dnsguard/resolver/upstream"
 )
@@ -178,71 +176,6 @@ func (r *Resolver) Serve(ep *Endpoint) error {
 		svc.tcp.Go(func() { r.accept(svc, ep, a) })
 	}
 	return nil
-}
-
-// acceptor takes in the TCP connections of one listener.
-type acceptor struct {
-	l       *net.TCPListener
-	clients clientSketch
-	beat    heartbeat
-	stuck   atomic.Bool // the watchdog has closed l
-}
-
-// accept takes in TCP connections until the listener is told to drain or is
-// closed.
-func (r *Resolver) accept(svc *service, ep *Endpoint, a *acceptor) {
-	for {
-		conn, err := a.l.AcceptTCP()
-		switch {
-		case err == nil:
-			a.beat.begin(r.cache.Now())
-			r.serveConn(svc, ep, a, conn)
-			a.beat.end()
-		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
-			// Out of file descriptors or memory: the connection stays
-			// queued. Those that are open close soon.
-			r.conns.drain(nil)
-			if !r.pause(100 * time.Millisecond) {
-				return
-			}
-		case errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EPROTO):
-			// The client went while queued (accept(2)).
-		default:
-			return
-		}
-	}
-}
-
-// pause waits, and tells whether to go on.
-func (r *Resolver) pause(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-r.ctx.Done():
-		return false
-	}
-}
-
-// serveConn serves a connection if there is room for it.
-func (r *Resolver) serveConn(svc *service, ep *Endpoint, a *acceptor, conn *net.TCPConn) {
-	peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
-	peer = netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port())
-	a.clients.count(r.hashClient(peer.Addr()))
-	t := newTCPConn(r, conn, peer, &r.framed)
-	if reason, ok := r.conns.admit(t, ep); !ok {
-		r.framed.shed[reason].Add(1)
-		_ = conn.Close()
-		return
-	}
-	if svc.leaving.Load() {
-		t.startDrain()
-	}
-	svc.tcp.Go(func() {
-		t.run()
-		r.conns.remove(t)
-	})
 }
 
 // Remove stops to serve the endpoint, answers what it had received, and closes
