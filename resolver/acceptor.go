@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,7 +30,7 @@ const acceptPause = 100 * time.Millisecond
 // long as the listener is open the kernel queues more.
 func (r *Resolver) accept(svc *service, ep *Endpoint, a *acceptor) {
 	for draining := false; ; {
-		if draining && !queued(a.l) {
+		if draining && !readable(a.l) {
 			_ = a.l.Close()
 			return
 		}
@@ -62,9 +63,9 @@ func (r *Resolver) accept(svc *service, ep *Endpoint, a *acceptor) {
 	}
 }
 
-// queued reports whether a connection waits to be accepted.
-func queued(l *net.TCPListener) bool {
-	raw, err := l.SyscallConn()
+// readable reports whether something waits to be read or accepted.
+func readable(c syscall.Conn) bool {
+	raw, err := c.SyscallConn()
 	if err != nil {
 		return false
 	}

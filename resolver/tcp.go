@@ -7,7 +7,9 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/dnsguard/dnsguard/internal/dnswire"
@@ -29,8 +31,10 @@ const (
 	// writeTimeout is how long a client may leave its window closed.
 	writeTimeout = 2 * time.Second
 	// drainRead is how long a connection that is being drained waits for
-	// octets that are already on this machine.
-	drainRead = 20 * time.Millisecond
+	// octets that are already on this machine, and drainFirst for those of a
+	// client that has connected and not asked yet.
+	drainRead  = 20 * time.Millisecond
+	drainFirst = 250 * time.Millisecond
 )
 
 // tcpConn serves one TCP connection: a reader goroutine, and a writer while
@@ -49,6 +53,7 @@ type tcpConn struct {
 	writing bool
 	broken  bool
 	drain   bool
+	asked   bool // something was read
 }
 
 func newTCPConn(r *Resolver, conn net.Conn, peer netip.AddrPort, c *counters) *tcpConn {
@@ -91,17 +96,43 @@ func (t *tcpConn) startDrain() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.drain = true
-	_ = t.conn.SetReadDeadline(time.Now().Add(drainRead))
+	t.deadlineLocked(drainFirst)
 }
 
 // deadline sets the time that the next octets may take.
 func (t *tcpConn) deadline(d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.drain {
+	t.deadlineLocked(d)
+}
+
+func (t *tcpConn) deadlineLocked(d time.Duration) {
+	switch {
+	case t.broken:
+		return // the time is up, and stays so
+	case t.drain && t.asked:
 		d = min(d, drainRead)
+	case t.drain:
+		d = min(d, drainFirst)
 	}
 	_ = t.conn.SetReadDeadline(time.Now().Add(d))
+}
+
+// first waits for the first octet of a query. Where the time is up but octets
+// are there, they came in time: it is this goroutine that is late.
+func (t *tcpConn) first(br *bufio.Reader) error {
+	for {
+		t.deadline(t.r.conns.idle())
+		_, err := br.Peek(1)
+		t.mu.Lock()
+		t.asked = t.asked || err == nil
+		broken := t.broken
+		t.mu.Unlock()
+		c, ok := t.conn.(syscall.Conn)
+		if err == nil || broken || !ok || !errors.Is(err, os.ErrDeadlineExceeded) || !readable(c) {
+			return err
+		}
+	}
 }
 
 var errFrame = errors.New("frame length of no DNS query")
@@ -111,8 +142,7 @@ var errFrame = errors.New("frame length of no DNS query")
 // silence nor a trickle holds a connection.
 func (t *tcpConn) readFrame(br *bufio.Reader, buf []byte) ([]byte, error) {
 	if br.Buffered() == 0 {
-		t.deadline(t.r.conns.idle())
-		if _, err := br.Peek(1); err != nil {
+		if err := t.first(br); err != nil {
 			return nil, err
 		}
 	}
