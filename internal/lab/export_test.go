@@ -9,8 +9,8 @@ import (
 // as a child, play a role instead of running tests.
 const RoleEnv = "DNSGUARD_LAB_TEST_ROLE"
 
-// PlayHalf plays the second half of the incident alone.
-func PlayHalf(ctx context.Context, out io.Writer, exe string) error {
-	_, err := playHalf(ctx, &story{out: out}, "half", "dns-a", exe)
-	return err
+// PlayAct plays the last act of the incident alone.
+func PlayAct(ctx context.Context, out io.Writer, exe string) error {
+	a := &act{story: &story{out: out}, title: "act", mode: whole, victim: "dns-a"}
+	return a.perform(ctx, exe)
 }

@@ -48,7 +48,7 @@ func TestIncident(t *testing.T) {
 	exe := buildDaemon(t)
 	t.Run("whole", func(t *testing.T) { testWholeIncident(t, exe) })
 
-	// Ctrl-C at a moment of each half: everything goes, and nothing is waited
+	// Ctrl-C at a moment of the acts: everything goes, and nothing is waited
 	// for longer than a query's time.
 	for _, c := range []struct {
 		name, text string
@@ -57,8 +57,8 @@ func TestIncident(t *testing.T) {
 		{"interrupted without dnsguard", "asks every", func(ctx context.Context, out io.Writer, exe string) error {
 			return lab.RunDemo(ctx, out, exe, "incident")
 		}},
-		{"interrupted while dnsguard runs", "asks every", lab.PlayHalf},
-		{"interrupted when the pod is dead", "killed", lab.PlayHalf},
+		{"interrupted while dnsguard runs", "asks every", lab.PlayAct},
+		{"interrupted when the pod is dead", "killed", lab.PlayAct},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			labtest.CheckLeaks(t)
@@ -73,7 +73,8 @@ func TestIncident(t *testing.T) {
 }
 
 // testWholeIncident plays it to the end: RunDemo returns nil only if the
-// outage showed without dnsguard and nothing failed with it.
+// outage showed without dnsguard, the guard healed the client, and nothing failed
+// with all of dnsguard.
 func testWholeIncident(t *testing.T, exe string) {
 	labtest.CheckLeaks(t)
 	var out bytes.Buffer
@@ -91,9 +92,11 @@ func testWholeIncident(t *testing.T, exe string) {
 		`t=\+3\.\d s +kube-proxy +the rules now name dns-[ab] alone`,
 		`t=\+\d\.\d s +envoy: \d timed out +new ports: \d answered`,
 		`conntrack +10\.244\.0\.4:\d+ -> 10\.96\.0\.10:53 still leads to 10\.244\.0\.[23]:53`,
-		`answered +\d+ +\d\d\n`,
-		`failed +2\d +0\n`,
-		`longest outage +\d+\.\d s, goes on +none\n`,
+		`answered +\d+ +\d\d +\d\d\n`,
+		`failed +2\d +\d +0\n`,
+		`longest outage +\d+\.\d s, goes on +[0-2]\.\d s +none\n`,
+		`envoy +was without an answer for [0-2]\.\d s, and has been answered since`,
+		`conntrack +has no entry for envoy`,
 	} {
 		if !regexp.MustCompile(want).Match(out.Bytes()) {
 			t.Errorf("the story lacks %q", want)
@@ -111,8 +114,8 @@ func TestIncidentWithBrokenDaemon(t *testing.T) {
 		labtest.CheckLeaks(t)
 		labtest.Require(t)
 		t.Setenv(lab.RoleEnv, "exit")
-		err := lab.PlayHalf(t.Context(), io.Discard, self)
-		if err == nil || !strings.Contains(err.Error(), "ended before it answered") || !strings.Contains(err.Error(), "as told") {
+		err := lab.PlayAct(t.Context(), io.Discard, self)
+		if err == nil || !strings.Contains(err.Error(), "ended before it was ready") || !strings.Contains(err.Error(), "as told") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -122,15 +125,15 @@ func TestIncidentWithBrokenDaemon(t *testing.T) {
 		t.Setenv(lab.RoleEnv, "wait")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		err := lab.PlayHalf(ctx, io.Discard, self)
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "does not answer") || !strings.Contains(err.Error(), `"Namespace"`) {
+		err := lab.PlayAct(ctx, io.Discard, self)
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "is not ready") || !strings.Contains(err.Error(), `"Namespace"`) {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("is missing", func(t *testing.T) {
 		labtest.CheckLeaks(t)
 		labtest.Require(t)
-		if err := lab.PlayHalf(t.Context(), io.Discard, "/nonexistent"); !errors.Is(err, os.ErrNotExist) {
+		if err := lab.PlayAct(t.Context(), io.Discard, "/nonexistent"); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -34,9 +34,12 @@ func Scenarios() []Scenario {
 	return []Scenario{
 		{
 			Name:    "incident",
-			Summary: "a DNS pod dies under a client that keeps its source port, without and with dnsguard",
+			Summary: "a DNS pod dies under a client that keeps its source port: without dnsguard, with its guard, with all of it",
 			Run:     runIncident,
 		},
+		{Name: "kill", Summary: "dnsguard is killed under load and started again", Run: runKill},
+		{Name: "hang", Summary: "dnsguard hangs under load and goes on", Run: runHang},
+		{Name: "upgrade", Summary: "a new dnsguard takes over from an old one under load", Run: runUpgrade},
 	}
 }
 

@@ -49,12 +49,18 @@ func (s *story) at(t tone, who, format string, args ...any) {
 	_, _ = fmt.Fprintf(s.out, "  %s\n", s.paint(t, line))
 }
 
-// table writes rows of a label and two values.
-func (s *story) table(head [2]string, rows [][3]string) {
-	const row = "  %-38s%20s%20s\n"
-	_, _ = fmt.Fprintf(s.out, row, "", head[0], head[1])
-	_, _ = fmt.Fprintf(s.out, "  %s\n", strings.Repeat("-", 78))
+// table writes rows of a label and a value in each column.
+func (s *story) table(head []string, rows [][]string) {
+	line := func(cells []string) string {
+		text := fmt.Sprintf("  %-34s", cells[0])
+		for _, c := range cells[1:] {
+			text += fmt.Sprintf("%20s", c)
+		}
+		return text + "\n"
+	}
+	_, _ = fmt.Fprint(s.out, line(append([]string{""}, head...)))
+	_, _ = fmt.Fprintf(s.out, "  %s\n", strings.Repeat("-", 34+20*len(head)))
 	for _, r := range rows {
-		_, _ = fmt.Fprintf(s.out, row, r[0], r[1], r[2])
+		_, _ = fmt.Fprint(s.out, line(r))
 	}
 }

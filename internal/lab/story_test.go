@@ -22,15 +22,15 @@ func TestStory(t *testing.T) {
 		s.colour = true
 		s.at(good, "x", "green")
 		s.colour = false
-		s.table([2]string{"left", "right"}, [][3]string{{"row", "1", "2"}})
+		s.table([]string{"left", "right"}, [][]string{{"row", "1", "2"}})
 		want := "  before\n" +
 			"\nOne\n" +
 			"  t=+3.1 s  dns-a       is gone\n" +
 			"  t=+12.2 s             later\n" +
 			"  \x1b[32mt=+12.2 s x           green\x1b[0m\n" +
-			"                                                        left               right\n" +
-			"  ------------------------------------------------------------------------------\n" +
-			"  row                                                      1                   2\n"
+			"                                                    left               right\n" +
+			"  --------------------------------------------------------------------------\n" +
+			"  row                                                  1                   2\n"
 		if diff := cmp.Diff(want, out.String()); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
@@ -55,23 +55,29 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// The scenario does not end well unless both halves went as it tells.
+// The scenario does not end well unless all acts went as it tells.
 func TestJudge(t *testing.T) {
 	cases := []struct {
-		name                            string
-		withoutPinned, pinned, newPorts string
-		ok                              bool
+		name                                     string
+		withoutPinned, guarded, pinned, newPorts string
+		ok                                       bool
 	}{
-		{"as told", "..xxx", ".....", ".....", true},
-		{"no outage", ".....", ".....", ".....", false},
-		{"an outage that ended", ".xx..", ".....", ".....", false},
-		{"pinned query lost", "..xxx", "..x..", ".....", false},
-		{"other query lost", "..xxx", ".....", "....x", false},
-		{"no query at all", "..xxx", "", "", false},
+		{"as told", "..xxx", "..x..", ".....", ".....", true},
+		{"no outage", ".....", "..x..", ".....", ".....", false},
+		{"an outage that ended", ".xx..", "..x..", ".....", ".....", false},
+		{"not healed", "..xxx", "...xx", ".....", ".....", false},
+		{"healed late", "..xxx", ".xxxxxx.", ".....", ".....", false},
+		{"nothing asked with the guard", "..xxx", "", ".....", ".....", false},
+		{"pinned query lost", "..xxx", "..x..", "..x..", ".....", false},
+		{"other query lost", "..xxx", "..x..", ".....", "....x", false},
+		{"no query at all", "..xxx", "..x..", "", "", false},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			err := judge(&half{pinned: script(c.withoutPinned)}, &half{pinned: script(c.pinned), fresh: script(c.newPorts)})
+			err := judge([]*act{
+				{pinned: script(c.withoutPinned)}, {pinned: script(c.guarded)},
+				{pinned: script(c.pinned), fresh: script(c.newPorts)},
+			})
 			if (err == nil) != c.ok {
 				t.Errorf("got %v", err)
 			}

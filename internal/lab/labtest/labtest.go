@@ -32,6 +32,16 @@ func Missing(t testing.TB, err error) {
 	t.Skip(err)
 }
 
+// RequireSpeed skips a test of losses under load in a run with the race
+// detector: it makes everything ten times slower, and the same test runs
+// without it.
+func RequireSpeed(t testing.TB) {
+	t.Helper()
+	if race {
+		t.Skip("the race detector is on: a load says nothing")
+	}
+}
+
 // New builds a laboratory for the test.
 func New(t testing.TB) *lab.Lab {
 	t.Helper()
