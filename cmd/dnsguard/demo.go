@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -34,10 +35,17 @@ func demoCommand() command {
 				if err != nil {
 					return c.fail("demo", fmt.Errorf("find the dnsguard program: %w", err))
 				}
-				if err := lab.RunDemo(ctx, c.out, exe, *scenario); err != nil {
+				switch err := lab.RunDemo(ctx, c.out, exe, *scenario); {
+				case err == nil:
+					return exitOK
+				case errors.Is(err, lab.ErrUnknownScenario):
+					fmt.Fprintf(c.err, "dnsguard demo: %v; dnsguard demo --list shows them\n", err)
+					return exitUsage
+				case errors.Is(err, context.Canceled):
+					return exitWrong // the story has said so
+				default:
 					return c.fail("demo", err)
 				}
-				return exitOK
 			}
 		},
 	}

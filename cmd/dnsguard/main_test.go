@@ -35,7 +35,7 @@ func TestCommandLine(t *testing.T) {
 		"check without a file":  {[]string{"check", "--config=/nonexistent"}, exitWrong, "", "/nonexistent"},
 		"the effective values":  {[]string{"check", "--print", "--cache.size=8Mi"}, exitOK, "size: 8Mi", ""},
 		"list of scenarios":     {[]string{"demo", "--list"}, exitOK, "incident", ""},
-		"no such scenario":      {[]string{"demo", "--scenario=none"}, exitWrong, "", "none"},
+		"no such scenario":      {[]string{"demo", "--scenario=none"}, exitUsage, "", "none"},
 		"health without daemon": {[]string{"health", "--control=/nonexistent/control.sock"}, exitWrong, "", "no running dnsguard"},
 	}
 	for name, tt := range tests {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dnsguard/dnsguard/internal/lab"
+	"github.com/dnsguard/dnsguard/internal/lab/labtest"
 )
 
 // Rates of TestNodeUpgrade, for a machine that has nothing else to do:
@@ -84,17 +85,10 @@ func after(start time.Time, d time.Duration) { <-time.After(time.Until(start.Add
 // outageRates are moderate: two cores carry them with other tests beside.
 const outageUDP, outageTCP = 1200, 300
 
-func skipLoad(t *testing.T) {
-	t.Helper()
-	if raceEnabled {
-		t.Skip("a load says nothing under the race detector; it runs without")
-	}
-}
-
 // TestNodeKill kills the daemon under load, and starts another one: what is
 // lost was in the dead one's hands, and kube-proxy serves meanwhile.
 func TestNodeKill(t *testing.T) {
-	skipLoad(t)
+	labtest.RequireSpeed(t)
 	n := newNode(t)
 	d := n.start("a")
 	before := n.asked()
@@ -125,7 +119,7 @@ func TestNodeKill(t *testing.T) {
 // TestNodeHang stops the daemon under load: when aliveTimeout is over, kube-proxy
 // serves, until the daemon goes on.
 func TestNodeHang(t *testing.T) {
-	skipLoad(t)
+	labtest.RequireSpeed(t)
 	n := newNode(t)
 	d := n.start("a")
 	defer d.stop()
@@ -164,7 +158,7 @@ func TestNodeHang(t *testing.T) {
 
 // TestNodeTerminate ends the daemon in order under load: nothing is lost.
 func TestNodeTerminate(t *testing.T) {
-	skipLoad(t)
+	labtest.RequireSpeed(t)
 	n := newNode(t)
 	d := n.start("a")
 	start := time.Now()
@@ -183,7 +177,7 @@ func TestNodeTerminate(t *testing.T) {
 // TestNodeUpgrade starts a second daemon, and ends the first when it is ready:
 // nothing is lost, also when the first one has stood still for a moment.
 func TestNodeUpgrade(t *testing.T) {
-	skipLoad(t)
+	labtest.RequireSpeed(t)
 	for _, stall := range []time.Duration{0, 100 * time.Millisecond} {
 		t.Run(fmt.Sprintf("stalled %v", stall), func(t *testing.T) {
 			n := newNode(t)
