@@ -40,6 +40,7 @@ var (
 	clusterIP6 = netip.MustParseAddrPort("[fd00:10:96::a]:53")
 	linkLocal4 = netip.MustParseAddrPort("169.254.20.10:53")
 	linkLocal6 = netip.MustParseAddrPort("[fd53:dd:20::10]:53")
+	loopback53 = netip.MustParseAddrPort("127.0.0.1:53")
 )
 
 // cachedName is in the stand-ins' zones, with a TTL that outlives a test.
@@ -53,6 +54,7 @@ type node struct {
 	dns     []*lab.DNSPod
 	pod     *lab.Pod
 	dir     string // of the files: short, since a socket's path must be
+	exe     string // the program; empty: this test binary
 	cluster cluster
 }
 
@@ -152,12 +154,15 @@ func (n *node) start(name string, more ...string) *guardd {
 // program starts dnsguard on the node.
 func (n *node) program(out *lines, args ...string) *lab.Process {
 	n.t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		n.t.Fatal(err)
+	exe := n.exe
+	if exe == "" {
+		var err error
+		if exe, err = os.Executable(); err != nil {
+			n.t.Fatal(err)
+		}
 	}
 	env := append(os.Environ(), roleEnv+"=1", "KUBE_DNS_SERVICE_HOST="+clusterIP4.Addr().String())
-	p, err := n.Node.Start(lab.Command{Path: self, Args: args, Env: env, Stdout: out, Stderr: out})
+	p, err := n.Node.Start(lab.Command{Path: exe, Args: args, Env: env, Stdout: out, Stderr: out})
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dnsguard/dnsguard/internal/lab"
+)
+
+// TestNodeClusterBreaks: the source of the cluster's objects breaks while the
+// daemon runs. DNS and guard keep what was known, and follow when it is back.
+func TestNodeClusterBreaks(t *testing.T) {
+	n := newNode(t)
+	d := n.start("a", guardOnly()...)
+	defer d.stop()
+	c := n.crowd()
+	check := func(what string) {
+		t.Helper()
+		d.awaitLog("watching the cluster does not get on", what)
+		await(t, "a warning", func() bool {
+			page := d.page("/readyz")
+			return strings.HasPrefix(page, "ok\nwarning: kubernetes: out of date: ") && strings.Contains(page, what)
+		})
+		if err := n.ask(n.Node.Namespace, "udp", loopback53, cachedName); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if _, out := n.command("flows", "--config", d.config); strings.Count(out, " live ") < len(c.clients) {
+			t.Errorf("%s: flows are not judged as before:\n%s", what, out)
+		}
+	}
+	if err := os.WriteFile(n.clusterFile(), []byte("kind: Service\napiVersion: v1\nmetadata: {name: kube-dns\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("not YAML")
+	if err := os.Remove(n.clusterFile()); err != nil {
+		t.Fatal(err)
+	}
+	check("no such file")
+	c.end()
+	undisturbed(t, d, c.clients)
+
+	n.tell(func(c *cluster) { c.leave(n.dns[0]) })
+	d.awaitLog("watching the cluster gets on again")
+	await(t, "the guard to follow", func() bool { return d.metric("dnsguard_guard_deleted_total") > 0 })
+}
+
+// built builds the program as it is shipped; a test binary is larger.
+func built(t *testing.T) string {
+	t.Helper()
+	exe := filepath.Join(t.TempDir(), "dnsguard")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", exe, ".")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build dnsguard: %v\n%s", err, out)
+	}
+	return exe
+}
+
+// TestNodeMemory: what the whole daemon needs when idle, and that it serves
+// without an API server.
+func TestNodeMemory(t *testing.T) {
+	exe := built(t)
+	kubeconfig := func(n *node) string {
+		file := filepath.Join(n.dir, "kubeconfig")
+		text := "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\nusers: [{name: u, user: {token: t}}]\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	for name, kubernetes := range map[string]func(*node) string{
+		"a file": func(n *node) string { return fmt.Sprintf("{source: file, file: %s, nodeName: node1}", n.clusterFile()) },
+		"an API server out of reach": func(n *node) string {
+			return fmt.Sprintf("{source: api, kubeconfig: %s, nodeName: node1}", kubeconfig(n))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.exe = exe
+			start := time.Now()
+			d := n.launch("a", "kubernetes: "+kubernetes(n), "log: {level: info, format: json}")
+			defer d.stop()
+			await(t, "queries to be taken", func() bool {
+				return d.metric("dnsguard_intercept_active", fmt.Sprintf("address=%q", clusterIP4)) == 1
+			})
+			t.Logf("took queries %v after the start", time.Since(start))
+			for range 100 {
+				if err := n.ask(n.pod.Namespace, "udp", clusterIP4, cachedName); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !n.taken(n.pod, clusterIP4) {
+				t.Error("queries are not taken")
+			}
+			<-time.After(2 * time.Second) // idle
+			rss := residentMiB(t, d.proc)
+			t.Logf("resident: %.1f MiB; /readyz: %s", rss, d.page("/readyz"))
+			if rss > 40 {
+				t.Errorf("%.1f MiB are resident, more than 40", rss)
+			}
+		})
+	}
+}
+
+// residentMiB is the resident memory of a process.
+func residentMiB(t *testing.T, p *lab.Process) float64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`VmRSS:\s*(\d+) kB`).FindSubmatch(status)
+	if m == nil {
+		t.Fatalf("no VmRSS in %s", status)
+	}
+	kib, err := strconv.Atoi(string(m[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return float64(kib) / 1024
+}
