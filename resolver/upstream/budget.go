@@ -91,17 +91,14 @@ func (b *budget) spend(k Kind, fruitful bool) bool {
 	return true
 }
 
-// overdraw charges n questions that could not wait for the budget, as long as
-// it was not overdrawn before. It reports whether it was charged.
-func (b *budget) overdraw(n func() int) bool {
+// spendMany takes what many extra questions cost: ask is told how many there may
+// be and returns how many there are.
+func (b *budget) spendMany(ask func(most int) int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.both.tokens < cost {
-		return false
+	if most := b.both.tokens / cost; most > 0 {
+		b.both.tokens -= ask(most) * cost
 	}
-	asked := n()
-	b.both.tokens -= asked * cost
-	return asked > 0
 }
 
 func (b *budget) refused() [numKinds]uint64 {

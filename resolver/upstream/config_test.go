@@ -173,20 +173,21 @@ func TestBucket(t *testing.T) {
 			t.Error("allowed although it cannot help")
 		}
 	})
-	t.Run("overdraft is paid back first", func(t *testing.T) {
+	t.Run("many at once", func(t *testing.T) {
 		b := newBudget(usual)
-		if !b.overdraw(func() int { return 30 }) {
-			t.Fatal("refused")
+		b.spendMany(func(most int) int {
+			if most != 10 {
+				t.Errorf("allowed %d, want 10", most)
+			}
+			return 7
+		})
+		if n := spendAll(b, Retry); n != 3 {
+			t.Errorf("allowed %d more, want 3", n)
 		}
-		if b.overdraw(func() int { return 1 }) || b.spend(Retry, true) {
-			t.Error("allowed although it is overdrawn")
-		}
-		if earn(b, 100+200); b.spend(Retry, true) {
-			t.Error("allowed before the overdraft is paid back")
-		}
-		if earn(b, 10); !b.spend(Retry, true) {
-			t.Error("refused although the overdraft is paid back")
-		}
+		b.spendMany(func(int) int {
+			t.Error("asked although nothing is left")
+			return 0
+		})
 	})
 }
 

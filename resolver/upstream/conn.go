@@ -264,19 +264,24 @@ func (c *conn) close(err error) {
 	}
 }
 
-// tell sends news about the socket to everybody who waits on it for the answer
-// to a question sent since then, to each once. It returns how many that are; the
-// caller holds srv.mu.
-func (c *conn) tell(n news, since time.Duration) (told int) {
-	for id, e := range c.entries {
-		if e.x != nil && e.sent >= since && e.told&(1<<n) == 0 {
-			e.told |= 1 << n
-			c.entries[id] = e
-			e.x.events <- event{attempt: e.i, what: n}
-			told++
-		}
+// tell sends news about the socket to whoever waits for the answer with the id,
+// once. It reports whether it did; the caller holds srv.mu.
+func (c *conn) tell(id uint16, n news) bool {
+	e := c.entries[id]
+	if e.x == nil || e.told&(1<<n) != 0 {
+		return false
 	}
-	return told
+	e.told |= 1 << n
+	c.entries[id] = e
+	e.x.events <- event{attempt: e.i, what: n}
+	return true
+}
+
+// tellAll sends news to everybody who waits; the caller holds srv.mu.
+func (c *conn) tellAll(n news) {
+	for id := range c.entries {
+		c.tell(id, n)
+	}
 }
 
 // forget ends the wait of an attempt: its answer, if it still comes, is late.

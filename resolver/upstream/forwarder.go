@@ -118,7 +118,7 @@ func (f *Forwarder) RetireSockets(match func(local, remote netip.AddrPort) bool)
 			defer s.unlock()
 			if !c.closed && !c.retired {
 				c.retire()
-				c.tell(socketRetired, never)
+				c.tellAll(socketRetired)
 				n++
 			}
 		})

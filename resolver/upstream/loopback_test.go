@@ -208,7 +208,8 @@ func TestAnswerSizes(t *testing.T) {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			s := serve(t, func(w dns.ResponseWriter, q *dns.Msg) {
 				m := new(dns.Msg).SetReply(q)
-				for len(pack(t, m)) < size {
+				m.Compress = true
+				for range size/53 + 1 { // of 53 octets each
 					m.Answer = append(m.Answer, &dns.TXT{
 						Hdr: dns.RR_Header{Name: q.Question[0].Name, Rrtype: dns.TypeTXT, Class: dns.ClassINET},
 						Txt: []string{strings.Repeat("x", 40)},
@@ -388,9 +389,13 @@ func TestExchangeAllocations(t *testing.T) {
 		}
 	}
 	ask()
-	// Averages are rounded down, and sockets are opened now and then.
-	if got := testing.AllocsPerRun(1000, ask); got > 3 {
-		t.Errorf("%v allocations per exchange, want 2", got)
+	limit := 2.0
+	if raced {
+		limit = 8
+	}
+	// The average is rounded down: a socket now and then does not show.
+	if got := testing.AllocsPerRun(1000, ask); got > limit {
+		t.Errorf("%v allocations per exchange, want %v", got, limit)
 	}
 }
 

@@ -136,9 +136,9 @@ func (s *server) stuck(c *conn, now time.Duration) bool {
 	return c.silent >= stuckQuestions && now-c.silentSince >= minHedge && s.paths[c.tr].heard > c.silentSince
 }
 
-// abandon retires the attempt's socket if it is stuck, and tells everybody whose
-// question it left unanswered since. It returns how many they are.
-func (s *server) abandon(a *attempt, now time.Duration) int {
+// abandon retires the attempt's socket if it is stuck, and tells the others who
+// wait on it, as many as may be told, to ask again. It returns how many it told.
+func (s *server) abandon(a *attempt, now time.Duration, most int) int {
 	s.mu.Lock()
 	defer s.unlock()
 	c := a.conn
@@ -146,7 +146,13 @@ func (s *server) abandon(a *attempt, now time.Duration) int {
 		return 0
 	}
 	c.retire()
-	return c.tell(socketRetired, c.silentSince)
+	told := 0
+	for id, e := range c.entries {
+		if told < most && id != a.id && e.sent >= c.silentSince && c.tell(id, socketRetired) {
+			told++
+		}
+	}
+	return told
 }
 
 // remove takes a closed socket out of its pool.

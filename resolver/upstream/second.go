@@ -89,16 +89,15 @@ func (x *exchange) latest() *attempt {
 }
 
 // hedge asks the same server again over a new socket: for a ClusterIP, most
-// likely another endpoint.
+// likely another endpoint. If the socket that this question waits on turns out
+// to lead nowhere, the others that wait there need not find out by themselves.
 func (x *exchange) hedge(now time.Duration) {
 	a := x.latest()
 	if a == nil {
 		return
 	}
 	x.attempts[0].srv.overdue(x, Hedge)
-	if x.route.budget.overdraw(func() int { return a.srv.abandon(a, now) }) {
-		return // the event that tells so is on its way
-	}
+	x.route.budget.spendMany(func(most int) int { return a.srv.abandon(a, now, most) })
 	if x.allowed(Hedge, a, a.index, a.tr) {
 		x.ask(a.index, a.tr, hedged, true)
 	}
@@ -182,7 +181,7 @@ func (x *exchange) answered(a *attempt) {
 	default:
 		x.learnOPT(a)
 		for i := range x.attempts[:x.n] {
-			if b := &x.attempts[i]; b.failure && b.srv != a.srv {
+			if b := &x.attempts[i]; !b.waiting && b.failure && b.srv != a.srv {
 				b.srv.blame(b.tr, x.f.now())
 			}
 		}

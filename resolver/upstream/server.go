@@ -84,7 +84,7 @@ func (s *server) strike(t Transport, now time.Duration) {
 	s.paths[t].putOff(now, s.jitter)
 	s.news = append(s.news, Health{Server: s.addr, Transport: t})
 	for _, c := range s.pools[t].conns {
-		c.tell(pathDown, never)
+		c.tellAll(pathDown)
 	}
 }
 
@@ -116,7 +116,7 @@ func (s *server) overdue(x *exchange, k Kind) {
 // judge counts that x was answered, before it was time for the kinds of second
 // questions that overdue did not count. The caller holds mu.
 func (s *server) judge(x *exchange) {
-	if x.judged || x.attempts[0].srv != s {
+	if x.attempts[0].srv != s || x.judged {
 		return
 	}
 	x.judged = true
