@@ -2,6 +2,7 @@ package kube
 
 import (
 	"net/netip"
+	"slices"
 
 	netutils "k8s.io/utils/net"
 )
@@ -33,10 +34,8 @@ func parseAddrs(texts []string) []netip.Addr {
 }
 
 func appendNew(addrs []netip.Addr, a netip.Addr) []netip.Addr {
-	for _, b := range addrs {
-		if a == b {
-			return addrs
-		}
+	if slices.Contains(addrs, a) {
+		return addrs
 	}
 	return append(addrs, a)
 }

@@ -195,7 +195,7 @@ func TestAPIAsksLittle(t *testing.T) {
 		start, rewatch []string
 	}{
 		{"streamed lists", false, []string{"stream"}, []string{"watch"}},
-		{"before Kubernetes 1.32", true, []string{"stream", "list", "watch"}, []string{"watch"}},
+		{"a server without streamed lists", true, []string{"stream", "list", "watch"}, []string{"watch"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -431,12 +431,12 @@ func TestAPISilent(t *testing.T) {
 			t.Errorf("synced %v, age %v", s.Synced, s.Age)
 		}
 		n := len(r.take())
-		if n < 8 || n > 100 {
+		if n < 10 || n > 2*60 {
 			t.Errorf("asked %d times in an hour", n)
 		}
 		_, problems := r.tellings()
-		if len(problems) == 0 {
-			t.Error("silence is no problem")
+		if len(problems) != 2 || !strings.Contains(problems[0], "no answer within 1m10s") {
+			t.Errorf("problems %q", problems)
 		}
 		r.behave(func() { r.hang = nil })
 		r.after(20 * time.Minute)

@@ -46,7 +46,7 @@ type apiServer struct {
 	down        bool                                // refuses connections
 	refuse      func(*http.Request) *metav1.Status  // answers with an error
 	hang        func(*http.Request) <-chan struct{} // does not answer before
-	noWatchList bool                                // as before Kubernetes 1.32
+	noWatchList bool                                // as older ones do
 	noBookmarks bool
 
 	version  int64
@@ -431,7 +431,8 @@ func (a *apiServer) output(w http.ResponseWriter, r *http.Request, gv schema.Gro
 }
 
 func (o *output) encode(obj runtime.Object, with runtime.Serializer) []byte {
-	b, err := runtime.Encode(o.codecs.EncoderForVersion(with, o.gv), obj)
+	// An encoder writes the kind into the object; others may be at it, too.
+	b, err := runtime.Encode(o.codecs.EncoderForVersion(with, o.gv), obj.DeepCopyObject())
 	if err != nil {
 		o.t.Errorf("encode %T: %v", obj, err)
 	}

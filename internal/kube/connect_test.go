@@ -93,7 +93,7 @@ func TestCannotConnect(t *testing.T) {
 		}
 	}
 	cfg := startAPI(t).config()
-	cfg.TLSClientConfig.CAData = []byte("no certificate")
+	cfg.CAData = []byte("no certificate")
 	if _, err := newAPI(cfg); err == nil {
 		t.Error("a CA that is none: no error")
 	}

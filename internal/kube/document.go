@@ -28,13 +28,13 @@ func (d *document) wrong(path, format string, args ...any) {
 }
 
 func (d *document) wrongAt(line int, path, format string, args ...any) {
-	where := fmt.Sprintf("document %d, line %d", d.number, line)
+	where := []string{fmt.Sprintf("document %d, line %d", d.number, line)}
 	for _, more := range []string{d.title, path} {
 		if more != "" {
-			where += ": " + more
+			where = append(where, more)
 		}
 	}
-	d.problems = append(d.problems, fmt.Errorf("%s: %s", where, fmt.Sprintf(format, args...)))
+	d.problems = append(d.problems, fmt.Errorf("%s: %s", strings.Join(where, ": "), fmt.Sprintf(format, args...)))
 }
 
 // text returns the text of a key of the document, or "".

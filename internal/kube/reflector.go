@@ -19,14 +19,15 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// How long the API server may take. Its own limit for a list is 60 s
-// (--request-timeout); the reflector asks for watches of 5 to 10 minutes. A
-// server or a proxy that is silent for longer has forgotten about us, and the
-// pings of HTTP/2 (30 s, then 15 s; client-go's defaults) find only connections
-// that are dead altogether.
+// How long the API server may take: to answer, of which it allows itself 60 s
+// for a list (--request-timeout), and the header of a watch comes with a
+// bookmark at the latest; and for a watch, of which the reflector asks for 5 to
+// 10 minutes. A server or proxy that takes longer has forgotten about us, and
+// the pings of HTTP/2 (30 s, then 15 s; client-go's defaults) find only
+// connections that are dead altogether.
 const (
-	listTimeout  = 70 * time.Second
-	watchTimeout = 11 * time.Minute
+	answerTimeout = 70 * time.Second
+	watchTimeout  = 11 * time.Minute
 )
 
 // newPauses returns the pauses between attempts at a server that does not
@@ -47,9 +48,8 @@ type kind[O, T any] struct {
 }
 
 // follow adds the watch that a feed needs, and returns what keeps it up to date:
-// a reflector, which streams the list where the server can (Kubernetes 1.32 and
-// newer, by default), lists from the server's cache where it cannot, and watches
-// on from the version it has.
+// a reflector, which streams the list where the server can, lists from the
+// server's cache where it cannot, and watches on from the version it has.
 func follow[O, T any](f *feeds, to *feed[T], k kind[O, T]) func(context.Context) {
 	pauses := newPauses()
 	to.watch = f.newWatch(to.selector.describe(k.resource))
@@ -107,7 +107,7 @@ func (p *puller[O, T]) request(o metav1.ListOptions) *rest.Request {
 }
 
 func (p *puller[O, T]) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	ctx, cancel := context.WithTimeoutCause(p.ear.with(ctx), listTimeout, fmt.Errorf("no list within %v", listTimeout))
+	ctx, cancel := context.WithTimeoutCause(p.ear.with(ctx), answerTimeout, noAnswer())
 	defer cancel()
 	list := p.newList()
 	if err := p.request(o).Do(ctx).Into(list); err != nil {
@@ -119,8 +119,11 @@ func (p *puller[O, T]) list(ctx context.Context, o metav1.ListOptions) (runtime.
 
 func (p *puller[O, T]) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
-	ctx, cancel := context.WithTimeoutCause(p.ear.with(ctx), watchTimeout, fmt.Errorf("no end of a watch within %v", watchTimeout))
+	ctx, cancel := context.WithTimeout(p.ear.with(ctx), watchTimeout)
+	ctx, giveUp := context.WithCancelCause(ctx)
+	answer := time.AfterFunc(answerTimeout, func() { giveUp(noAnswer()) })
 	w, err := p.request(o).Watch(ctx)
+	answer.Stop()
 	if err != nil {
 		p.refused(ctx, o, err)
 		cancel()
@@ -128,6 +131,8 @@ func (p *puller[O, T]) watch(ctx context.Context, o metav1.ListOptions) (watch.I
 	}
 	return &boundedWatch{w, cancel}, nil
 }
+
+func noAnswer() error { return fmt.Errorf("no answer within %v", answerTimeout) }
 
 // refused notes a failure that the connection did not have: an answer.
 func (p *puller[O, T]) refused(ctx context.Context, o metav1.ListOptions, err error) {

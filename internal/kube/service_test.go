@@ -51,7 +51,8 @@ func TestServices(t *testing.T) {
 		},
 		{
 			"no UDP", dnsService(func(s *corev1.Service) { s.Spec.Ports = s.Spec.Ports[1:] }),
-			[]string{"10.96.0.10"}, nil,
+			[]string{"10.96.0.10"},
+			nil,
 			DNSService{ClusterIPs: addrs("10.96.0.10")},
 		},
 		{
@@ -105,7 +106,8 @@ func TestServices(t *testing.T) {
 				s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", []string{"None"}
 				s.Spec.ExternalIPs = []string{"192.0.2.1"}
 			}),
-			nil, nil, DNSService{},
+			nil, nil,
+			DNSService{},
 		},
 		{
 			"ExternalName", dnsService(func(s *corev1.Service) {
@@ -113,11 +115,13 @@ func TestServices(t *testing.T) {
 				s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil
 				s.Spec.ExternalIPs = []string{"192.0.2.1"}
 			}),
-			nil, nil, DNSService{},
+			nil, nil,
+			DNSService{},
 		},
 		{
 			"no address yet", dnsService(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil }),
-			nil, nil, DNSService{},
+			nil, nil,
+			DNSService{},
 		},
 		{
 			"IPv4 with leading zeros is decimal, as for kube-proxy", dnsService(func(s *corev1.Service) {
@@ -187,8 +191,10 @@ func TestEndpoints(t *testing.T) {
 			"", one(true, true),
 		},
 		{
-			"target port of OpenShift", []sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Port = new(int32(5353)) })},
-			"", []ctguard.Endpoint{serving("10.244.0.2:5353")},
+			"target port of OpenShift",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Port = new(int32(5353)) })},
+			"",
+			[]ctguard.Endpoint{serving("10.244.0.2:5353")},
 		},
 		{
 			"a named target port that differs from pod to pod",
@@ -196,85 +202,108 @@ func TestEndpoints(t *testing.T) {
 				dnsSlice("a", []string{"10.244.0.2"}),
 				dnsSlice("b", []string{"10.244.0.3"}, func(s sliceOf) { s.Ports[0].Port = new(int32(8053)) }),
 			},
-			"", []ctguard.Endpoint{serving("10.244.0.2:53"), serving("10.244.0.3:8053")},
+			"",
+			[]ctguard.Endpoint{serving("10.244.0.2:53"), serving("10.244.0.3:8053")},
 		},
 		{
-			"two ports of one target", []sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) {
+			"two ports of one target",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) {
 				s.Ports = append(s.Ports, discoveryv1.EndpointPort{
 					Name: new("alt"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(53)),
 				})
 			})},
-			"alt", []ctguard.Endpoint{serving("10.244.0.2:53")},
+			"alt",
+			[]ctguard.Endpoint{serving("10.244.0.2:53")},
 		},
 		{"TCP ports have no endpoints", []sliceOf{dnsSlice("a", []string{"10.244.0.2"})}, "dns-tcp", nil},
 		{
-			"a port of the same name for TCP", []sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) {
+			"a port of the same name for TCP",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) {
 				s.Ports[1].Name, s.Ports[1].Port = new("dns"), new(int32(5300))
 			})},
-			"", []ctguard.Endpoint{serving("10.244.0.2:53")},
+			"",
+			[]ctguard.Endpoint{serving("10.244.0.2:53")},
 		},
 		{
-			"a port without a name", []sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Name = nil })},
+			"a port without a name",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Name = nil })},
 			"", nil,
 		},
 		{
-			"the name of an only port is empty", []sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) {
+			"the name of an only port is empty",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) {
 				s.Ports = s.Ports[:1]
 				s.Ports[0].Name = new("")
 			})},
-			"-", []ctguard.Endpoint{serving("10.244.0.2:53")},
+			"-",
+			[]ctguard.Endpoint{serving("10.244.0.2:53")},
 		},
 		{
-			"a port without a number is all ports", []sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Port = nil })},
+			"a port without a number is all ports",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Port = nil })},
 			"", nil,
 		},
 		{
-			"a port without a protocol", []sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Protocol = nil })},
+			"a port without a protocol",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Protocol = nil })},
 			"", nil,
 		},
 		{
-			"a number that is no port", []sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Port = new(int32(0)) })},
+			"a number that is no port",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Port = new(int32(0)) })},
 			"", nil,
 		},
 		{
-			"only the first address counts", []sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) {
+			"only the first address counts",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) {
 				s.Endpoints[0].Addresses = append(s.Endpoints[0].Addresses, "10.244.0.99")
 			})},
-			"", []ctguard.Endpoint{serving("10.244.0.2:53")},
+			"",
+			[]ctguard.Endpoint{serving("10.244.0.2:53")},
 		},
 		{
-			"an endpoint without an address", []sliceOf{dnsSlice("a", []string{"10.244.0.2", "10.244.0.3"}, func(s sliceOf) {
+			"an endpoint without an address",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2", "10.244.0.3"}, func(s sliceOf) {
 				s.Endpoints[0].Addresses = nil
 			})},
-			"", []ctguard.Endpoint{serving("10.244.0.3:53")},
+			"",
+			[]ctguard.Endpoint{serving("10.244.0.3:53")},
 		},
 		{
-			"dual stack", []sliceOf{
+			"dual stack",
+			[]sliceOf{
 				dnsSlice("b", []string{"fd00::2"}, func(s sliceOf) { s.AddressType = discoveryv1.AddressTypeIPv6 }),
 				dnsSlice("a", []string{"10.244.0.2"}),
 			},
-			"", []ctguard.Endpoint{serving("10.244.0.2:53"), serving("[fd00::2]:53")},
+			"",
+			[]ctguard.Endpoint{serving("10.244.0.2:53"), serving("[fd00::2]:53")},
 		},
 		{
-			"addresses of the wrong family", []sliceOf{
+			"addresses of the wrong family",
+			[]sliceOf{
 				dnsSlice("a", []string{"fd00::2", "10.244.0.2"}),
 				dnsSlice("b", []string{"10.244.0.3", "::ffff:10.244.0.4"}, func(s sliceOf) { s.AddressType = discoveryv1.AddressTypeIPv6 }),
 			},
-			"", []ctguard.Endpoint{serving("10.244.0.2:53")},
+			"",
+			[]ctguard.Endpoint{serving("10.244.0.2:53")},
 		},
 		{
-			"FQDN", []sliceOf{dnsSlice("a", []string{"dns.example.net", "10.244.0.2"}, func(s sliceOf) { s.AddressType = discoveryv1.AddressTypeFQDN })},
+			"FQDN",
+			[]sliceOf{dnsSlice("a", []string{"dns.example.net", "10.244.0.2"}, func(s sliceOf) { s.AddressType = discoveryv1.AddressTypeFQDN })},
 			"", nil,
 		},
 		{
-			"twice in one slice and again in another", []sliceOf{
+			"twice in one slice and again in another",
+			[]sliceOf{
 				dnsSlice("a", []string{"10.244.0.3", "10.244.0.2", "10.244.0.3"}),
 				dnsSlice("b", []string{"10.244.0.3"}),
 			},
-			"", []ctguard.Endpoint{serving("10.244.0.2:53"), serving("10.244.0.3:53")},
+			"",
+			[]ctguard.Endpoint{serving("10.244.0.2:53"), serving("10.244.0.3:53")},
 		},
 		{
-			"twice with different conditions", []sliceOf{
+			"twice with different conditions",
+			[]sliceOf{
 				dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) {
 					s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Serving: new(false), Terminating: new(true)}
 				}),
@@ -283,11 +312,13 @@ func TestEndpoints(t *testing.T) {
 			"", one(true, false),
 		},
 		{
-			"one address, two target ports, while they change", []sliceOf{
+			"one address, two target ports, while they change",
+			[]sliceOf{
 				dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Endpoints[0].Conditions.Serving = new(false) }),
 				dnsSlice("b", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Port = new(int32(5353)) }),
 			},
-			"", []ctguard.Endpoint{{Addr: addrPort("10.244.0.2:53")}, serving("10.244.0.2:5353")},
+			"",
+			[]ctguard.Endpoint{{Addr: addrPort("10.244.0.2:53")}, serving("10.244.0.2:5353")},
 		},
 	}
 	for _, tt := range tests {

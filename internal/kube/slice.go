@@ -34,7 +34,8 @@ func newSlice(o *discoveryv1.EndpointSlice) slice {
 			}
 			if addr, ok := parseAddr(e.Addresses[0]); ok && isOfType(addr, o.AddressType) {
 				s[*p.Name] = append(s[*p.Name], ctguard.NewEndpoint(
-					netip.AddrPortFrom(addr, port), e.Conditions.Serving, e.Conditions.Terminating))
+					netip.AddrPortFrom(addr, port), e.Conditions.Serving, e.Conditions.Terminating,
+				))
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,17 +87,18 @@ func TestNodeAddrs(t *testing.T) {
 	nodePort := dnsService(func(s *corev1.Service) {
 		s.Spec.Type, s.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 30053
 	})
-	node := addrs("192.0.2.1")
-	asked := 0
+	var node atomic.Pointer[[]netip.Addr]
+	node.Store(new(addrs("192.0.2.1")))
+	var asked atomic.Int32
 	c := onlyDNS
 	c.NodeAddrs = func() []netip.Addr {
-		asked++
-		return node
+		asked.Add(1)
+		return *node.Load()
 	}
 	inBubble(t, c, func(a *apiServer) { a.put(dnsService(), dnsSlice("a", nil)) }, func(t *testing.T, r *rig) {
 		r.after(5 * time.Minute)
-		if got := r.watcher.State().Guard.NodeAddrs; got != nil || asked != 0 {
-			t.Errorf("addresses %v, asked %d times, without a node port", got, asked)
+		if got := r.watcher.State().Guard.NodeAddrs; got != nil || asked.Load() != 0 {
+			t.Errorf("addresses %v, asked %d times, without a node port", got, asked.Load())
 		}
 		r.put(nodePort)
 		synctest.Wait()
@@ -104,7 +106,7 @@ func TestNodeAddrs(t *testing.T) {
 			t.Errorf("addresses %v", got)
 		}
 		r.tellings()
-		node = addrs("fd00::1", "192.0.2.2", "::ffff:192.0.2.2")
+		node.Store(new(addrs("fd00::1", "192.0.2.2", "::ffff:192.0.2.2")))
 		r.after(nodeAddrsInterval)
 		if got := r.watcher.State().Guard.NodeAddrs; !slices.Equal(got, addrs("192.0.2.2", "fd00::1")) {
 			t.Errorf("addresses %v", got)
