@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -43,8 +44,12 @@ func TestCloseStuck(t *testing.T) {
 	if err := (&dns.Conn{Conn: dial(t, "udp", ep.Addr)}).WriteMsg(query("stuck.example.com.", dns.TypeA)); err != nil {
 		t.Fatal(err)
 	}
-	for r.CloseStuck(10*time.Millisecond) == 0 {
+	calls := 1
+	for ; r.CloseStuck(10*time.Millisecond) == 0; calls++ {
 		runtime.Gosched()
+	}
+	if calls < stuckCalls {
+		t.Errorf("closed in call %d", calls)
 	}
 	for i := range 100 { // new ports: with the socket still in the group, 25 of them would wait for ever
 		conn := &dns.Conn{Conn: dial(t, "udp", ep.Addr)}
@@ -67,6 +72,42 @@ func TestCloseStuck(t *testing.T) {
 		t.Errorf("shutdown: %v, want %v", err, errStuck)
 	}
 	close(release)
+}
+
+// TestStoppedProcess: a process that goes on after a while has work that is old,
+// but no goroutine that stands still.
+func TestStoppedProcess(t *testing.T) {
+	const limit, interval = time.Second, 250 * time.Millisecond
+	for name, tt := range map[string]struct {
+		// began is when the work began that call i, at i*interval, sees.
+		began func(i int) time.Duration
+		stuck int // the first call that finds it stuck; 0: none
+	}{
+		"idle":                   {began: func(int) time.Duration { return 0 }},
+		"at work, always anew":   {began: func(i int) time.Duration { return time.Duration(i)*interval - time.Millisecond }},
+		"stands still":           {began: func(int) time.Duration { return time.Millisecond }, stuck: 5},
+		"stopped, then at work":  {began: func(i int) time.Duration { return time.Duration(max(1, (i-40)*int(interval))) }},
+		"stopped, stands still":  {began: func(i int) time.Duration { return time.Millisecond }, stuck: 41 + stuckCalls - 1},
+		"stopped, then it waits": {began: func(i int) time.Duration { return time.Duration(max(0, 42-i)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var h heartbeat
+			first := 1
+			if strings.HasPrefix(name, "stopped") {
+				first = 41 // no call while the process was stopped
+			}
+			got := 0
+			for i := first; i < first+20 && got == 0; i++ {
+				h.since.Store(int64(tt.began(i)))
+				if h.stuck(time.Duration(i)*interval, limit) {
+					got = i
+				}
+			}
+			if got != tt.stuck {
+				t.Errorf("stuck at call %d, want %d", got, tt.stuck)
+			}
+		})
+	}
 }
 
 // TestReceived: every client's datagrams and connections are counted, whatever
