@@ -181,11 +181,14 @@ func TestNodeUpgrade(t *testing.T) {
 	for _, stall := range []time.Duration{0, 100 * time.Millisecond} {
 		t.Run(fmt.Sprintf("stalled %v", stall), func(t *testing.T) {
 			n := newNode(t)
-			old := n.start("old")
+			// One pod stands for many: its connections are not to be shed where
+			// the machine is slow to serve them.
+			limits := "limits: {tcpConnections: 10000, tcpConnectionsPerClient: 10000}"
+			old := n.start("old", limits)
 			start := time.Now()
 			wait := drive(t, n.streams(*nodeUDP, *nodeTCP, 5*time.Second))
 			after(start, 500*time.Millisecond)
-			young := n.start("young")
+			young := n.start("young", limits)
 			defer young.stop()
 			t.Logf("ready %v after the start", time.Since(start.Add(500*time.Millisecond)))
 			if stall > 0 {
@@ -200,6 +203,9 @@ func TestNodeUpgrade(t *testing.T) {
 			t.Logf("old one gone %v after the start", time.Since(start))
 			if lost := wait(); lost > 0 {
 				t.Errorf("%d queries lost", lost)
+			}
+			if n := young.metric("dnsguard_shed_total"); n > 0 {
+				t.Errorf("%v queries or connections were shed", n)
 			}
 			if n := young.metric("dnsguard_intercept_repairs_total"); n > 0 {
 				t.Errorf("the newcomer had to repair %v times", n)
