@@ -5,7 +5,9 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/dnsguard/dnsguard/internal/config"
 	"github.com/dnsguard/dnsguard/internal/kube"
@@ -20,10 +22,10 @@ func (d *daemon) newWatcher(cfg *config.Config, policy *search.Policy) (*kube.Wa
 	}
 	c := kube.Config{
 		DNSService: kube.Name(cfg.Kubernetes.DNSService),
-		// Namespaces are watched cluster-wide: only where an annotation on
-		// them can matter.
-		Namespaces: cfg.Intercept.Mode != config.InterceptNone,
-		Pods:       cfg.Search.Collapse || cfg.Search.Expand || cfg.Intercept.Mode != config.InterceptNone,
+		// Namespaces are watched for the annotations that matter to the
+		// node's pods.
+		Namespaces: true,
+		Pods:       true,
 		NodeName:   cfg.Kubernetes.NodeName,
 		ListOf:     policy.ListOf,
 		NodeAddrs:  interfaceAddrs,
@@ -39,7 +41,7 @@ func (d *daemon) newWatcher(cfg *config.Config, policy *search.Policy) (*kube.Wa
 	if c.NodeName == "" {
 		c.NodeName = os.Getenv("NODE_NAME")
 	}
-	if c.Pods && c.NodeName == "" {
+	if c.NodeName == "" {
 		d.log.Warn("this node's pods are not watched: kubernetes.nodeName and $NODE_NAME are empty; search lists are read off the names")
 		c.Pods, c.Namespaces = false, false
 	}
@@ -76,9 +78,44 @@ func (d *daemon) onCluster(s *kube.State) {
 	}
 	d.conditions.warn("kubernetes services", text)
 	d.kubeReadiness()
+	kick(d.clusterChanged)
+	if s.DNS != nil && !slices.Equal(s.DNS.ClusterIPs, d.serviceInUse()) {
+		kick(d.serviceChanged)
+	}
+}
+
+// kick wakes whoever listens to a channel of capacity 1, unless it is going to
+// wake anyway.
+func kick(c chan struct{}) {
 	select {
-	case d.clusterChanged <- struct{}{}:
+	case c <- struct{}{}:
 	default:
+	}
+}
+
+// firstState is how long a start waits for the cluster to tell the address of
+// its DNS Service, where nothing else does.
+const firstState = 5 * time.Second
+
+// awaitService waits until the address of the cluster's DNS Service is known,
+// if it is needed.
+func (d *daemon) awaitService(ctx context.Context, cfg *config.Config) {
+	if !usesService(cfg) || d.watcher == nil {
+		return
+	}
+	timeout := time.NewTimer(firstState)
+	defer timeout.Stop()
+	for len(d.clusterIPs()) == 0 {
+		if s := d.cluster.Load(); s != nil && s.DNS != nil {
+			return // there is no such Service
+		}
+		select {
+		case <-d.clusterChanged:
+		case <-timeout.C:
+			return
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
@@ -86,13 +123,10 @@ func (d *daemon) onCluster(s *kube.State) {
 // each family: as the cluster says or, before it is heard, as the environment
 // does.
 func (d *daemon) clusterIPs() []netip.Addr {
-	if s := d.cluster.Load(); s != nil && s.DNS != nil {
+	if s := d.cluster.Load(); s != nil && s.DNS != nil && len(s.DNS.ClusterIPs) > 0 {
 		return s.DNS.ClusterIPs
 	}
-	if addr, err := serviceAddr(d.config().Kubernetes.DNSService); err == nil {
-		return []netip.Addr{addr.Addr()}
-	}
-	return nil
+	return serviceFromEnvironment(d.config().Kubernetes.DNSService)
 }
 
 // excludedClients returns the pods that asked not to be intercepted.
@@ -157,9 +191,11 @@ func interfaceAddrs() []netip.Addr {
 	return out
 }
 
-// followCluster follows the cluster until ctx ends.
+// followCluster follows the cluster from now on, until undo.
 func (d *daemon) followCluster(ctx context.Context) {
-	if d.watcher != nil {
-		d.watcher.Run(ctx)
+	if d.watcher == nil {
+		return
 	}
+	ctx, d.unfollow = context.WithCancel(context.WithoutCancel(ctx))
+	d.background.Go(func() { d.watcher.Run(ctx) })
 }

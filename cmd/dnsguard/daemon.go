@@ -46,6 +46,8 @@ type daemon struct {
 	watcher        *kube.Watcher
 	cluster        atomic.Pointer[kube.State]
 	clusterChanged chan struct{} // capacity 1
+	serviceChanged chan struct{} // capacity 1: the DNS Service's addresses
+	unfollow       func()
 	guard          *ctguard.Guard
 	kernel         *ctguard.Kernel
 
@@ -55,6 +57,7 @@ type daemon struct {
 	mu        sync.Mutex
 	cfg       *config.Config
 	forwarder *upstream.Forwarder
+	service   []netip.Addr          // of the cluster's DNS Service, as forwarder has them
 	leaving   []*upstream.Forwarder // replaced by reloads, but flights are still out
 	retired   upstream.Stats        // of those that are closed
 	endpoints map[netip.AddrPort]*resolver.Endpoint
@@ -67,7 +70,7 @@ func newDaemon(ctx context.Context, cfg *config.Config, log *slog.Logger, level 
 	d := &daemon{
 		log: log, level: level, started: time.Now(), cfg: cfg,
 		relisten: make(chan struct{}, 1), clusterChanged: make(chan struct{}, 1), heard: make(chan struct{}),
-		leave:     func() {},
+		serviceChanged: make(chan struct{}, 1), leave: func() {}, unfollow: func() {},
 		endpoints: map[netip.AddrPort]*resolver.Endpoint{},
 		reloads:   map[string]uint64{"success": 0, "failure": 0},
 	}
@@ -79,29 +82,19 @@ func newDaemon(ctx context.Context, cfg *config.Config, log *slog.Logger, level 
 		}
 	})
 	d.registry = newRegistry(d)
-	var err error
-	if d.cache, err = cache.New(cacheConfig(cfg)); err != nil {
-		return nil, err
-	}
-	if d.forwarder, err = d.newForwarder(cfg); err != nil {
-		return nil, err
-	}
 	if err := d.makeParts(ctx, cfg); err != nil {
-		if d.kernel != nil {
-			err = errors.Join(err, d.kernel.Close())
-		}
-		return nil, errors.Join(err, d.forwarder.Close())
+		return nil, errors.Join(err, d.undo())
 	}
 	return d, nil
 }
 
-// makeParts makes what newDaemon has to undo if it fails.
+// makeParts makes what undo takes back.
 func (d *daemon) makeParts(ctx context.Context, cfg *config.Config) error {
 	settings, err := d.resolverSettings(cfg)
 	if err != nil {
 		return err
 	}
-	if d.resolver, err = resolver.New(resolver.Config{Cache: d.cache, Forwarder: d.forwarder, Settings: settings}); err != nil {
+	if d.cache, err = cache.New(cacheConfig(cfg)); err != nil {
 		return err
 	}
 	if err := d.newGuard(cfg); err != nil {
@@ -110,17 +103,49 @@ func (d *daemon) makeParts(ctx context.Context, cfg *config.Config) error {
 	if d.watcher, err = d.newWatcher(cfg, settings.Search.Policy); err != nil {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
+	d.followCluster(ctx)
+	d.awaitService(ctx, cfg)
+	if d.forwarder, d.service, err = d.newForwarder(cfg); err != nil {
+		return err
+	}
+	if d.resolver, err = resolver.New(resolver.Config{Cache: d.cache, Forwarder: d.forwarder, Settings: settings}); err != nil {
+		return err
+	}
 	if cfg.Intercept.Mode == config.InterceptNone {
 		d.endpoints, err = d.openEndpoints(ctx, cfg, cfg.Listen)
 	}
 	return err
 }
 
+// undo ends what lives on its own.
+func (d *daemon) undo() error {
+	d.unfollow()
+	d.background.Wait()
+	var errs []error
+	if d.kernel != nil {
+		errs = append(errs, d.kernel.Close())
+	}
+	if f := d.upstream(); f != nil {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// serviceInUse returns the addresses that the forwarder asks as the cluster's
+// DNS Service.
+func (d *daemon) serviceInUse() []netip.Addr {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.service
+}
+
 // newForwarder makes the forwarder of a configuration, and has its news logged.
-func (d *daemon) newForwarder(cfg *config.Config) (*upstream.Forwarder, error) {
-	u, err := upstreamConfig(cfg)
+// It returns the addresses that it asks as the cluster's DNS Service.
+func (d *daemon) newForwarder(cfg *config.Config) (*upstream.Forwarder, []netip.Addr, error) {
+	service := d.clusterIPs()
+	u, err := upstreamConfig(cfg, service)
 	if err != nil {
-		return nil, err
+		return nil, nil, fmt.Errorf("upstreams: %w", err)
 	}
 	u.OnServers = func(file string, servers []netip.AddrPort, err error) {
 		if err != nil {
@@ -138,9 +163,9 @@ func (d *daemon) newForwarder(cfg *config.Config) (*upstream.Forwarder, error) {
 	}
 	f, err := upstream.New(u)
 	if err != nil {
-		return nil, fmt.Errorf("upstreams: %w", err)
+		return nil, nil, fmt.Errorf("upstreams: %w", err)
 	}
-	return f, nil
+	return f, service, nil
 }
 
 // openEndpoints opens sockets on all addresses, or none.
@@ -265,11 +290,14 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 	if err != nil {
 		return err
 	}
-	forwarder, err := d.newForwarder(cfg)
+	forwarder, service, err := d.newForwarder(cfg)
 	if err != nil {
 		return err
 	}
-	added, removed := diff(old.Listen, cfg.Listen)
+	var added, removed []netip.AddrPort
+	if cfg.Intercept.Mode == config.InterceptNone { // else interception opens them
+		added, removed = diff(old.Listen, cfg.Listen)
+	}
 	opened, err := d.openEndpoints(ctx, cfg, added)
 	if err != nil {
 		return errors.Join(err, forwarder.Close())
@@ -282,10 +310,13 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 		return errors.Join(err, forwarder.Close())
 	}
 	d.level.Set(cfg.Log.Level)
+	if d.watcher != nil {
+		d.watcher.SetListOf(settings.Search.Policy.ListOf)
+	}
 
 	d.mu.Lock()
 	before := d.forwarder
-	d.cfg, d.forwarder, d.leaving = cfg, forwarder, append(d.leaving, before)
+	d.cfg, d.forwarder, d.service, d.leaving = cfg, forwarder, service, append(d.leaving, before)
 	var leaving []*resolver.Endpoint
 	for _, addr := range removed {
 		leaving = append(leaving, d.endpoints[addr])
@@ -321,6 +352,19 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 	return err
 }
 
+// followService has the forwarder ask the addresses that the cluster's DNS
+// Service has now.
+func (d *daemon) followService(ctx context.Context) {
+	cfg := d.config()
+	if !usesService(cfg) || slices.Equal(d.clusterIPs(), d.serviceInUse()) {
+		return
+	}
+	d.log.Info("the DNS Service has other addresses", "addresses", d.clusterIPs())
+	if err := d.apply(ctx, cfg); err != nil {
+		d.log.Error("the DNS Service's old addresses stay in use", "error", err)
+	}
+}
+
 // retire closes a forwarder and keeps its counts.
 func (d *daemon) retire(f *upstream.Forwarder) {
 	if err := f.Close(); err != nil {
@@ -351,10 +395,5 @@ func diff(old, new []netip.AddrPort) (added, removed []netip.AddrPort) {
 func (d *daemon) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
-	err := d.resolver.Shutdown(ctx)
-	d.background.Wait()
-	if d.kernel != nil {
-		err = errors.Join(err, d.kernel.Close())
-	}
-	return errors.Join(err, d.upstream().Close())
+	return errors.Join(d.resolver.Shutdown(ctx), d.undo())
 }

@@ -380,7 +380,8 @@ func TestStartErrors(t *testing.T) {
 		"no such resolv.conf":  {[]string{"--listen=" + free(), "--upstreams=[{zones: [.], servers: [/nonexistent]}]"}, []string{"/nonexistent"}},
 		"forwards to itself":   {[]string{"--listen=127.0.0.1:5399", "--upstreams=[{zones: [.], servers: ['127.0.0.1:5399']}]"}, []string{"127.0.0.1:5399"}},
 		"unspecified, to self": {[]string{"--listen=0.0.0.0:5399", "--upstreams=[{zones: [.], servers: ['127.0.0.1:5399']}]"}, []string{"127.0.0.1:5399", "loop"}},
-		"service without one":  {[]string{"--listen=" + free(), "--kubernetes.source=api", "--upstreams=[{zones: [.], servers: [service]}]"}, []string{"KUBE_DNS_SERVICE_HOST"}},
+		"no service account":   {[]string{"--listen=" + free(), "--kubernetes.source=api", "--guard.enabled=false"}, []string{"kubernetes", "service account"}},
+		"service without one":  {[]string{"--listen=" + free(), "--guard.enabled=false", "--kubernetes.source=file", "--kubernetes.file=" + writeFile(t, "objects.yaml", ""), "--upstreams=[{zones: [.], servers: [service]}]"}, []string{"KUBE_DNS_SERVICE_HOST"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"text/tabwriter"
 	"time"
 
@@ -30,7 +31,7 @@ func (d *daemon) newGuard(cfg *config.Config) error {
 	}
 	c := ctguard.Config{
 		Table: kernel, Events: kernel, Host: kernel, Prober: prober,
-		Resync: cfg.Guard.Resync, DryRun: cfg.Guard.DryRun,
+		Resync: cfg.Guard.Resync, DryRun: cfg.Guard.DryRun, Evidence: cfg.Guard.Evidence,
 		OnPurge: d.onPurge,
 		OnState: func(s ctguard.State) { d.log.Info("guard", "state", s.String(), "message", s.Message()) },
 	}
@@ -60,6 +61,10 @@ func (d *daemon) onPurge(p ctguard.Purge) {
 		return
 	}
 	d.log.Info("flow deleted", attrs...)
+	// The flow may be one of our own sockets': its questions are asked again
+	// over another one.
+	ours := p.Flow.Orig
+	d.upstream().RetireSockets(func(local, remote netip.AddrPort) bool { return local == ours.Src && remote == ours.Dst })
 }
 
 // flowsPage is where the control socket tells the flows.
@@ -144,12 +149,7 @@ func listFlows(ctx context.Context, cfg *config.Config) ([]flowStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	following, stop := context.WithCancel(ctx)
-	d.background.Go(func() { d.followCluster(following) })
-	defer func() {
-		stop()
-		_ = d.close()
-	}()
+	defer func() { _ = d.close() }()
 	for {
 		if s := d.cluster.Load(); s != nil && s.Guard != nil {
 			return d.flows(ctx)

@@ -14,9 +14,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
 )
 
 // handler serves the daemon's pages. With private, /statusz and profiling too
@@ -104,17 +106,29 @@ func writeJSON(w http.ResponseWriter, v any) {
 	_ = e.Encode(v) // the client went
 }
 
-// listenHTTP opens the TCP socket of the pages, none for an empty address.
-func listenHTTP(ctx context.Context, addr string) (net.Listener, error) {
+// listenHTTP opens the TCP socket of the pages, none for an empty address. With
+// share, two processes of one user may have it at a time, while one takes over
+// from the other (SO_REUSEPORT).
+func listenHTTP(ctx context.Context, addr string, share bool) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil
 	}
 	var lc net.ListenConfig
+	if share {
+		lc.Control = reusePort
+	}
 	l, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("http: %w; choose another address with http (--http=ADDRESS:PORT, empty for none)", err)
 	}
 	return l, nil
+}
+
+// reusePort sets SO_REUSEPORT.
+func reusePort(_, _ string, c syscall.RawConn) error {
+	var err error
+	cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+	return errors.Join(cerr, err)
 }
 
 // errTaken tells that another process answers on the control socket.
@@ -153,10 +167,29 @@ func listenControl(ctx context.Context, path string) (net.Listener, error) {
 	return l, nil
 }
 
-// serveHTTP serves the pages on l until the returned function is called.
-func (d *daemon) serveHTTP(l net.Listener, private bool) (stop func()) {
+// pagesRetry is how often a socket for pages is tried that somebody has: another
+// dnsguard that is about to leave, or NodeLocal DNSCache, whose metrics have the
+// same port.
+const pagesRetry = time.Second
+
+// servePages serves the pages on l until ctx ends. Where there is none, because
+// of err, queries are answered without pages, and listen is tried again.
+func (d *daemon) servePages(ctx context.Context, name string, l net.Listener, err error, private bool, listen func() (net.Listener, error)) {
+	if err != nil {
+		d.log.Warn("pages cannot be served yet", "on", name, "error", err)
+	}
+	for err != nil {
+		d.conditions.warn(name, err.Error())
+		select {
+		case <-time.After(pagesRetry):
+		case <-ctx.Done():
+			return
+		}
+		l, err = listen()
+	}
+	d.conditions.warn(name, "")
 	if l == nil {
-		return func() {}
+		return
 	}
 	s := &http.Server{
 		Handler:           d.handler(private),
@@ -165,15 +198,9 @@ func (d *daemon) serveHTTP(l net.Listener, private bool) (stop func()) {
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			d.log.Error("http server ended", "address", l.Addr().String(), "error", err)
-		}
-	}()
-	return func() {
-		_ = s.Close()
-		<-done
+	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
+	defer stop()
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		d.log.Error("http server ended", "address", l.Addr().String(), "error", err)
 	}
 }

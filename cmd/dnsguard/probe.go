@@ -11,6 +11,7 @@ import (
 
 	"github.com/dnsguard/dnsguard/internal/config"
 	"github.com/dnsguard/dnsguard/internal/dnswire"
+	"github.com/dnsguard/dnsguard/resolver/search"
 	"github.com/dnsguard/dnsguard/resolver/upstream"
 )
 
@@ -119,9 +120,16 @@ func (d *daemon) watchdog(ctx context.Context) {
 func (d *daemon) awaitUpstream(ctx context.Context) {
 	const key = "upstream"
 	d.conditions.notReady(key, "none has answered yet")
+	// The cluster's DNS answers for its own zone whatever has become of the
+	// world outside.
+	q := upstream.Question{Name: []byte{0}, Type: dnswire.TypeNS, Class: dnswire.ClassIN}
+	if cfg := d.config(); usesService(cfg) {
+		if zone, err := search.WireName(cfg.ClusterDomain); err == nil {
+			q.Name, q.Type = zone, dnswire.TypeSOA
+		}
+	}
 	for {
-		root := upstream.Question{Name: []byte{0}, Type: dnswire.TypeNS, Class: dnswire.ClassIN}
-		_, err := d.upstream().Exchange(ctx, root)
+		_, err := d.upstream().Exchange(ctx, q)
 		if err == nil {
 			d.conditions.notReady(key, "")
 			close(d.heard)

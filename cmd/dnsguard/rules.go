@@ -79,8 +79,8 @@ func clusterIPsOf(ctx context.Context, cfg *config.Config) ([]netip.Addr, error)
 	alone.Guard.Enabled, alone.Search.Collapse, alone.Search.Expand = false, false, false
 	alone.Intercept.Mode = config.InterceptNone // no pods are needed
 	d := &daemon{
-		log: slog.New(slog.DiscardHandler), cfg: &alone,
-		conditions: newConditions(nil), clusterChanged: make(chan struct{}, 1),
+		log: slog.New(slog.DiscardHandler), cfg: &alone, conditions: newConditions(nil),
+		clusterChanged: make(chan struct{}, 1), serviceChanged: make(chan struct{}, 1), unfollow: func() {},
 	}
 	policy, err := search.New(search.Config{ClusterDomain: cfg.ClusterDomain, NDots: cfg.Search.NDots})
 	if err != nil {
@@ -89,7 +89,7 @@ func clusterIPsOf(ctx context.Context, cfg *config.Config) ([]netip.Addr, error)
 	// An error means that this is no place to reach the cluster from.
 	if d.watcher, _ = d.newWatcher(&alone, policy); d.watcher != nil {
 		ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
-		d.background.Go(func() { d.followCluster(ctx) })
+		d.followCluster(ctx)
 		for known := false; !known && ctx.Err() == nil; {
 			select {
 			case <-d.clusterChanged:
@@ -98,13 +98,13 @@ func clusterIPsOf(ctx context.Context, cfg *config.Config) ([]netip.Addr, error)
 			}
 		}
 		cancel()
+		d.unfollow()
 		d.background.Wait()
 	}
 	if ips := d.clusterIPs(); len(ips) > 0 {
 		return ips, nil
 	}
-	_, err = serviceAddr(cfg.Kubernetes.DNSService)
-	return nil, err
+	return nil, errNoService(cfg)
 }
 
 // leavePage is where the control socket takes the order to leave.

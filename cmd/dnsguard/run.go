@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"net"
 	"os"
 	"os/signal"
 	"sync"
@@ -49,25 +50,27 @@ func run(ctx context.Context, c *cli, cfg *config.Config, path string, load func
 	if err != nil {
 		return err
 	}
-	http, err := listenHTTP(ctx, cfg.HTTP)
-	if err != nil {
+	ctx, d.leave = context.WithCancel(ctx)
+	defer d.leave()
+	var pages sync.WaitGroup
+	defer pages.Wait()
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx)) // to the very end
+	defer stop()
+	overlap := cfg.Intercept.Mode != config.InterceptNone
+	http, err := listenHTTP(ctx, cfg.HTTP, overlap)
+	if err != nil && !overlap {
 		return errors.Join(err, d.close())
 	}
-	control, err := listenControl(ctx, cfg.Control)
-	if err != nil {
-		// Queries are answered without it; only dnsguard health and its
-		// like have nobody to ask.
-		log.Warn("no control socket", "error", err)
-		d.conditions.warn("control", err.Error())
-	}
-	stopHTTP, stopControl := d.serveHTTP(http, false), d.serveHTTP(control, true)
-	defer stopControl()
-	defer stopHTTP()
+	pages.Go(func() {
+		d.servePages(serving, "http", http, err, false, func() (net.Listener, error) { return listenHTTP(serving, cfg.HTTP, overlap) })
+	})
+	control, controlErr := listenControl(ctx, cfg.Control)
+	pages.Go(func() {
+		d.servePages(serving, "control", control, controlErr, true, func() (net.Listener, error) { return listenControl(serving, cfg.Control) })
+	})
 	if err := d.serve(); err != nil {
 		return errors.Join(err, d.close())
 	}
-	ctx, d.leave = context.WithCancel(ctx)
-	defer d.leave()
 	return d.live(ctx, path, load)
 }
 
@@ -84,7 +87,6 @@ func (d *daemon) live(ctx context.Context, path string, load func() (*config.Con
 	workers.Go(func() { d.probeEndpoints(working) })
 	workers.Go(func() { d.awaitUpstream(working) })
 	workers.Go(func() { d.watchdog(working) })
-	workers.Go(func() { d.followCluster(working) })
 	if d.guard != nil {
 		workers.Go(func() { _ = d.guard.Run(working) }) // nil, always
 	}
@@ -104,6 +106,8 @@ func (d *daemon) live(ctx context.Context, path string, load func() (*config.Con
 			d.reload(ctx, load)
 		case <-hup:
 			d.reload(ctx, load)
+		case <-d.serviceChanged:
+			d.followService(ctx)
 		case err = <-failed:
 			leaving = true
 		case <-ctx.Done():

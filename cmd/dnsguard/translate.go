@@ -41,10 +41,13 @@ func readers(cfg *config.Config) int {
 }
 
 func listenOptions(cfg *config.Config) resolver.ListenOptions {
-	n := readers(cfg)
+	n, addrs := readers(cfg), len(cfg.Listen)
+	if cfg.Intercept.Mode == config.InterceptClusterIP {
+		addrs += 2 // a ClusterIP of each family
+	}
 	return resolver.ListenOptions{
 		Readers:       n,
-		ReceiveBuffer: min(receiveBuffers/(n*max(1, len(cfg.Listen))), maxReceiveBuffer),
+		ReceiveBuffer: min(receiveBuffers/(n*max(1, addrs)), maxReceiveBuffer),
 	}
 }
 
@@ -91,7 +94,16 @@ func cacheConfig(cfg *config.Config) cache.Config {
 	return c
 }
 
-func upstreamConfig(cfg *config.Config) (upstream.Config, error) {
+// usesService reports whether the cluster's DNS Service is an upstream.
+func usesService(cfg *config.Config) bool {
+	return slices.ContainsFunc(cfg.Upstreams, func(u config.Upstream) bool {
+		return slices.ContainsFunc(u.Servers, func(s config.Server) bool { return s.Service })
+	})
+}
+
+// upstreamConfig returns the forwarder's configuration; service are the
+// addresses of the cluster's DNS Service, as far as they are known.
+func upstreamConfig(cfg *config.Config, service []netip.Addr) (upstream.Config, error) {
 	u := upstream.Config{
 		Timeouts: upstream.Timeouts{Hedge: cfg.Timeouts.Hedge, Retry: cfg.Timeouts.Retry, Total: cfg.Timeouts.Total},
 		Budget:   upstream.Budget{Hedge: cfg.Budget.Hedge, Retry: cfg.Budget.Retry},
@@ -109,30 +121,45 @@ func upstreamConfig(cfg *config.Config) (upstream.Config, error) {
 			r.Protocol = upstream.TCPOnly
 		}
 		for _, s := range up.Servers {
-			server := upstream.Server{Addr: s.Addr, File: s.File}
-			if s.Service {
-				addr, err := serviceAddr(cfg.Kubernetes.DNSService)
-				if err != nil {
-					return u, err
-				}
-				server.Addr = addr
+			if !s.Service {
+				r.Servers = append(r.Servers, upstream.Server{Addr: s.Addr, File: s.File})
+				continue
 			}
-			r.Servers = append(r.Servers, server)
+			if len(service) == 0 {
+				return u, errNoService(cfg)
+			}
+			for _, addr := range service {
+				r.Servers = append(r.Servers, upstream.Server{Addr: netip.AddrPortFrom(addr, dnsPort)})
+			}
 		}
 		u.Routes = append(u.Routes, r)
 	}
 	return u, nil
 }
 
-// serviceAddr returns the address of the cluster's DNS Service, from the
-// variable that kubelet sets in every pod of the Service's namespace.
-func serviceAddr(name config.ServiceName) (netip.AddrPort, error) {
-	env := strings.ToUpper(strings.ReplaceAll(name.Name, "-", "_")) + "_SERVICE_HOST"
-	addr, err := netip.ParseAddr(os.Getenv(env))
+// dnsPort is the port of the cluster's DNS Service, as kubelet assumes it.
+const dnsPort = 53
+
+// serviceVariable is the variable in which kubelet tells every pod of the
+// Service's namespace its address.
+func serviceVariable(name config.ServiceName) string {
+	return strings.ToUpper(strings.ReplaceAll(name.Name, "-", "_")) + "_SERVICE_HOST"
+}
+
+// serviceFromEnvironment returns the address of the cluster's DNS Service as
+// kubelet tells it, or none.
+func serviceFromEnvironment(name config.ServiceName) []netip.Addr {
+	addr, err := netip.ParseAddr(os.Getenv(serviceVariable(name)))
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("upstreams: the address of the Service %v is not known: the environment has no %s; run in its namespace, or name the servers' addresses", name, env)
+		return nil
 	}
-	return netip.AddrPortFrom(addr, 53), nil
+	return []netip.Addr{addr}
+}
+
+// errNoService says what to do where the Service's address is needed.
+func errNoService(cfg *config.Config) error {
+	name := cfg.Kubernetes.DNSService
+	return fmt.Errorf("the address of the Service %v is not known: the cluster has not told it, and the environment has no %s; run in its namespace, or name the servers' addresses", name, serviceVariable(name))
 }
 
 // isSelf returns what tells our own addresses from others': forwarding to them
