@@ -153,7 +153,8 @@ func TestIncident(t *testing.T) {
 				t.Errorf("%q answered, want %q", who, tt.living)
 			}
 			t.Logf("purged %v, and healed %v after the news", purged, time.Since(news))
-			if purged > 500*time.Millisecond {
+			// Tens of milliseconds, but not on a machine at work.
+			if purged > 3*time.Second {
 				t.Errorf("purged only after %v", purged)
 			}
 		})
@@ -196,7 +197,8 @@ func TestLaggingProxy(t *testing.T) {
 	for i, d := range healed {
 		after := d - time.Duration(changed.Load())
 		t.Logf("client %d healed %v after the rules changed", i, after)
-		if d == 0 || after > 500*time.Millisecond {
+		// The next sweep, 1.8 s after the change, would be too late.
+		if d == 0 || after > 1500*time.Millisecond {
 			t.Errorf("client %d: healed after %v, rules changed after %v", i, d, time.Duration(changed.Load()))
 		}
 	}
@@ -250,7 +252,8 @@ func TestGracefulDeleteOfDeadPod(t *testing.T) {
 	eventually(t, "purge", func() bool { return n.guard.Stats().Deleted[TerminatingSilent] == 1 })
 	who := query(t, c, vip4, time.Second)
 	took := time.Since(news)
-	if who != podB || took > time.Second {
+	// A third of a second, but not on a machine at work.
+	if who != podB || took > 3*time.Second {
 		t.Errorf("%q answered, %v after the news", who, took)
 	}
 	t.Logf("healed %v after the news", took)

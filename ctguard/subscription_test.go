@@ -134,6 +134,13 @@ func TestKernelEvents(t *testing.T) {
 		route{netip.MustParseAddrPort(vip4), netip.MustParseAddrPort(podA)},
 		route{netip.MustParseAddrPort(vip6), netip.MustParseAddrPort(pod6)},
 	)
+	// IPv6 drops packets in the first moments of a namespace.
+	for _, to := range []string{"[fd00:10:96::a]:55", "[fd00:10:244::3]:55"} {
+		eventually(t, "IPv6 flow", func() bool {
+			n.send(to)
+			return len(collect(t, k, match(to))) > 0
+		})
+	}
 	s, err := k.Subscribe([]uint16{53, 5300})
 	if err != nil {
 		t.Fatal(err)
@@ -163,6 +170,11 @@ func TestKernelEvents(t *testing.T) {
 		{netip.MustParseAddrPort(vip4), netip.MustParseAddrPort(podA)},
 	}
 	var got []seen
+	defer func() {
+		if t.Failed() {
+			t.Logf("events: %v\nin the table: %v", got, collectAll(t, k, match("0.0.0.0:53"), match("[::]:53"), match("0.0.0.0:5300"), match("[::]:5300")))
+		}
+	}()
 	for range want {
 		f, err := next(t, s)
 		if err != nil {
