@@ -15,8 +15,7 @@ import (
 // cause.
 func failureOf(err error) cache.Failure {
 	f := cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDENetworkError, Text: err.Error()}
-	var e *upstream.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*upstream.Error](err); ok {
 		f.EDE, f.Text = e.EDE()
 	}
 	return f

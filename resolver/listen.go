@@ -112,8 +112,7 @@ func explain(network string, addr netip.AddrPort, err error) error {
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		remedy = ": ports below 1024 need the capability NET_BIND_SERVICE"
 	}
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return fmt.Errorf("listen on %s %s: %w%s", network, addr, errno, remedy)
 	}
 	return fmt.Errorf("listen on %s %s: %w%s", network, addr, err, remedy)

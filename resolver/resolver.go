@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"net"
 	"net/netip"
 	"sync"
@@ -198,9 +199,7 @@ func (r *Resolver) Shutdown(ctx context.Context) error {
 	r.mu.Lock()
 	r.draining.Store(true)
 	all := make(map[*Endpoint]*service, len(r.serving))
-	for ep, svc := range r.serving {
-		all[ep] = svc
-	}
+	maps.Copy(all, r.serving)
 	r.mu.Unlock()
 	err := r.leave(ctx, all, r.cancel)
 	r.cancel()

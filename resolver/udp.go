@@ -2,6 +2,7 @@ package resolver
 
 import (
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -32,27 +33,48 @@ type udpReader struct {
 
 	// The functions given to raw, made once so that a batch allocates
 	// nothing, with their arguments and results.
-	recvFunc, sendFunc func(fd uintptr) bool
-	received           int
-	sent, toSend       int
-	wildcard           bool
-	errno              syscall.Errno
+	recvFunc     func(fd uintptr) bool
+	sendFunc     func(fd uintptr)
+	received     int
+	sent, toSend int
+	wildcard     bool
+	inet         bool // an IPv4 socket
+	errno        syscall.Errno
 }
 
 func newUDPReader(r *Resolver, conn *net.UDPConn) (*udpReader, error) {
 	raw, err := conn.SyscallConn()
+	if err == nil {
+		err = raw.Control(enlarge)
+	}
 	if err != nil {
 		return nil, err
 	}
 	u := &udpReader{r: r, conn: conn, raw: raw, in: newBatch(datagramLen), out: newBatch(udpSize + replySlack)}
 	u.s = newScratch(&u.c)
-	u.wildcard = conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().IsUnspecified()
+	local := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr()
+	u.wildcard, u.inet = local.IsUnspecified(), local.Unmap().Is4()
 	u.recvFunc = func(fd uintptr) bool {
 		u.received, u.errno = u.in.recv(fd, u.wildcard)
 		return u.errno != unix.EAGAIN
 	}
 	u.sendFunc = u.sendAll
 	return u, nil
+}
+
+// sendBuffer is the send buffer of each UDP socket in octets of kernel memory: a
+// bound, taken only by what cannot leave. The system's default, 208 KiB, is what
+// the answers to a single neighbour that does not respond fill
+// (net.ipv4.neigh.default.unres_qlen_bytes).
+const sendBuffer = 4 << 20
+
+// enlarge gives a socket its send buffer, or as much of it as wmem_max allows to
+// a process without the capability.
+func enlarge(fd uintptr) {
+	// The kernel doubles the value for its own overhead (socket(7)).
+	if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer/2) != nil {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer/2)
+	}
 }
 
 // replySlack is spare room behind an output buffer, so that an encoder that
@@ -123,18 +145,28 @@ func (u *udpReader) serve() {
 		return
 	}
 	u.sent, u.toSend = 0, out
-	_ = u.raw.Write(u.sendFunc) // fails only when the socket was closed meanwhile
+	if u.raw.Control(u.sendFunc) != nil { // closed meanwhile
+		u.c.sendErrors.Add(uint64(out))
+	}
 	u.c.duration(u.r.cache.Now()-now, uint64(out))
 }
 
-// sendAll sends the batch as far as the socket takes it. A message that the
-// kernel refuses (no route, a firewall's EPERM) is counted and skipped.
-func (u *udpReader) sendAll(fd uintptr) bool {
+// sendAll sends the batch. A message that the kernel refuses (no route, a
+// firewall's EPERM) is counted and skipped.
+//
+// It never waits for room. The send buffer is shared by all clients, and what
+// fills it is no load: it is answers to neighbours that do not respond any more
+// (or never existed: addresses can be forged), which the kernel holds until it
+// has given up on them, for about 3 s (arp(7), unres_qlen_bytes). A reader that
+// waited would stand still as long for everybody. Such answers are lost to their
+// clients, like any datagram.
+func (u *udpReader) sendAll(fd uintptr) {
 	for u.sent < u.toSend {
 		n, errno := u.out.send(fd, u.sent, u.toSend)
 		switch {
 		case errno == unix.EAGAIN:
-			return false
+			u.c.sendErrors.Add(uint64(u.toSend - u.sent)) //nolint:gosec // not negative
+			return
 		case errno != 0:
 			u.c.sendErrors.Add(1)
 			u.sent++
@@ -142,16 +174,27 @@ func (u *udpReader) sendAll(fd uintptr) bool {
 			u.sent += n
 		}
 	}
-	return true
 }
 
 // owe counts a query that waits in a flight.
 func (u *udpReader) owe() { u.owed.Add(1) }
 
-// reply sends the answer of a flight.
+// reply sends the answer of a flight, now or not at all: see sendAll.
 func (u *udpReader) reply(w *waiter, msg []byte) {
-	if _, _, err := u.conn.WriteMsgUDPAddrPort(msg, w.src.local, w.src.peer); err != nil {
+	defer u.owed.Done()
+	to := u.sockaddr(w.src.peer)
+	var err error
+	if cerr := u.raw.Control(func(fd uintptr) {
+		_, err = unix.SendmsgN(int(fd), msg, w.src.local, to, unix.MSG_DONTWAIT)
+	}); cerr != nil || err != nil {
 		w.c.sendErrors.Add(1)
 	}
-	u.owed.Done()
+}
+
+// sockaddr returns a peer's address in the family of the socket.
+func (u *udpReader) sockaddr(peer netip.AddrPort) unix.Sockaddr {
+	if u.inet && peer.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(peer.Port()), Addr: peer.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(peer.Port()), Addr: peer.Addr().As16(), ZoneId: zoneIndex(peer.Addr().Zone())}
 }

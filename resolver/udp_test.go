@@ -341,7 +341,7 @@ func TestListenErrors(t *testing.T) {
 	tests := map[string]struct {
 		addr netip.AddrPort
 		want []string
-		is   error
+		is   syscall.Errno
 	}{
 		"on no interface": {netip.MustParseAddrPort("192.0.2.1:5353"), []string{"192.0.2.1:5353", "on no interface", "intercept.mode"}, unix.EADDRNOTAVAIL},
 		"in use":          {held.Addr, []string{held.Addr.String(), "another process serves"}, unix.EADDRINUSE},
@@ -358,7 +358,7 @@ func TestListenErrors(t *testing.T) {
 					t.Errorf("error %q does not say %q", err, w)
 				}
 			}
-			if !strings.Contains(fmt.Sprint(err), tt.is.(syscall.Errno).Error()) {
+			if !strings.Contains(fmt.Sprint(err), tt.is.Error()) {
 				t.Errorf("error %q does not name %v", err, tt.is)
 			}
 		})

@@ -3,6 +3,7 @@ package resolver
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -138,12 +139,7 @@ func (w *walks) plan(sc *scratch, client netip.Addr) (search.Walk, bool) {
 }
 
 func (s *Search) walks(qtype uint16) bool {
-	for _, t := range s.Types {
-		if t == qtype {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(s.Types, qtype)
 }
 
 // sibling returns the other address type; other types have none, and are their

@@ -377,14 +377,14 @@ func (d *daemon) retire(f *upstream.Forwarder) {
 }
 
 // diff returns what is only in the new list, and only in the old.
-func diff(old, new []netip.AddrPort) (added, removed []netip.AddrPort) {
-	for _, a := range new {
+func diff(old, next []netip.AddrPort) (added, removed []netip.AddrPort) {
+	for _, a := range next {
 		if !slices.Contains(old, a) {
 			added = append(added, a)
 		}
 	}
 	for _, a := range old {
-		if !slices.Contains(new, a) {
+		if !slices.Contains(next, a) {
 			removed = append(removed, a)
 		}
 	}

@@ -86,7 +86,7 @@ func callDaemon(ctx context.Context, method, control, page string) (string, erro
 	if err != nil {
 		return "", fmt.Errorf("%w %s: %w", errNoDaemon, control, errors.Unwrap(err))
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
 	if err != nil {
 		return "", fmt.Errorf("read from %s: %w", control, err)

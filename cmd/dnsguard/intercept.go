@@ -53,7 +53,7 @@ func newInterception(d *daemon, cfg *config.Config) *interception {
 
 // iptablesConfig returns the interception of a configuration, for a cluster
 // whose DNS Service has the given addresses.
-func iptablesConfig(cfg *config.Config, clusterIPs []netip.Addr, excluded []netip.Addr) iptables.Config {
+func iptablesConfig(cfg *config.Config, clusterIPs, excluded []netip.Addr) iptables.Config {
 	c := iptables.Config{
 		Backend: iptables.Backend(cfg.Intercept.Backend), Mark: uint32(cfg.Intercept.Mark), Table: int(cfg.Intercept.Table),
 		RulePriority: cfg.Intercept.RulePriority, Zone: cfg.Intercept.Zone, AliveTimeout: cfg.Intercept.AliveTimeout,

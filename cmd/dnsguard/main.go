@@ -30,8 +30,7 @@ type cli struct {
 
 // fail prints an error and returns the code for it.
 func (c *cli) fail(command string, err error) int {
-	var problems config.Problems
-	if errors.As(err, &problems) {
+	if problems, ok := errors.AsType[config.Problems](err); ok {
 		fmt.Fprintln(c.err, problems) // each line says where
 		return exitWrong
 	}
@@ -125,12 +124,12 @@ func parseInterspersed(fs *flag.FlagSet, args []string) (operands []string, err 
 
 func (cmd *command) help(w io.Writer, fs *flag.FlagSet) {
 	fmt.Fprintf(w, "dnsguard %s: %s\n\nExample:\n\n    %s\n", cmd.name, cmd.summary, cmd.example)
-	any := false
+	first := true
 	fs.VisitAll(func(f *flag.Flag) {
-		if !any {
+		if first {
 			fmt.Fprint(w, "\nFlags:\n")
 		}
-		any = true
+		first = false
 		fmt.Fprintf(w, "\n    --%s", f.Name)
 		if f.DefValue != "" {
 			fmt.Fprintf(w, "   (default %s)", f.DefValue)

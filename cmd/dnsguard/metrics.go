@@ -33,7 +33,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("dnsguard_"+name, help, labels, nil)
 }
 
-var ( //nolint:gochecknoglobals // descriptions are constants
+var (
 	descBuildInfo  = desc("build_info", "The version, as labels; always 1.", "version", "goversion")
 	descConfigHash = desc("config_hash_info", "The configuration in use, by its hash; always 1.", "hash")
 	descReloads    = desc("config_reloads_total", "Configurations that were taken over or refused.", "result")

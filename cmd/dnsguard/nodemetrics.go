@@ -12,7 +12,7 @@ import (
 
 // Metrics of what the daemon does to the node, and knows of the cluster.
 
-var ( //nolint:gochecknoglobals // descriptions are constants
+var (
 	descSnapshotAge = desc("snapshot_age_seconds", "Time since the source of the cluster's objects was last heard, for the watch that has been silent longest.")
 	descStuck       = desc("stuck_readers_total", "Sockets closed because their reader stood still.")
 

@@ -72,7 +72,7 @@ func probe(ctx context.Context, addr netip.AddrPort) error {
 	if err != nil {
 		return fmt.Errorf("ask it: %w", err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	deadline, _ := ctx.Deadline()
 	_ = conn.SetDeadline(deadline)
 	var id [2]byte

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -130,7 +131,7 @@ func upstreamStatus(p *upstream.PathStats) statusUpstream {
 // write prints the status for a person.
 func (s *status) write(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	defer w.Flush()
+	defer func() { _ = w.Flush() }()
 	line := func(name, format string, args ...any) { fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	line("version", "%s", s.Version)
 	line("up for", "%v", (time.Duration(s.Uptime) * time.Second))
@@ -200,12 +201,8 @@ func counts(m map[string]uint64) string {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	out := ""
 	for i, name := range names {
-		if i > 0 {
-			out += ", "
-		}
-		out += fmt.Sprintf("%s %d", name, m[name])
+		names[i] = fmt.Sprintf("%s %d", name, m[name])
 	}
-	return out
+	return strings.Join(names, ", ")
 }

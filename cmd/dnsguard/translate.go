@@ -197,16 +197,16 @@ func isLocal(a netip.Addr) bool {
 
 // changedAtRestart names the keys in which the configurations differ and that
 // a running process does not change.
-func changedAtRestart(old, new *config.Config) error {
+func changedAtRestart(old, next *config.Config) error {
 	var errs []error
 	for key, differs := range map[string]bool{
-		"control":                    old.Control != new.Control,
-		"http":                       old.HTTP != new.HTTP,
-		"kubernetes":                 old.Kubernetes != new.Kubernetes,
-		"log.format":                 old.Log.Format != new.Log.Format,
-		"guard":                      !reflect.DeepEqual(old.Guard, new.Guard),
-		"intercept":                  !reflect.DeepEqual(old.Intercept, new.Intercept),
-		"listen (with interception)": old.Intercept.Mode != config.InterceptNone && !slices.Equal(old.Listen, new.Listen),
+		"control":                    old.Control != next.Control,
+		"http":                       old.HTTP != next.HTTP,
+		"kubernetes":                 old.Kubernetes != next.Kubernetes,
+		"log.format":                 old.Log.Format != next.Log.Format,
+		"guard":                      !reflect.DeepEqual(old.Guard, next.Guard),
+		"intercept":                  !reflect.DeepEqual(old.Intercept, next.Intercept),
+		"listen (with interception)": old.Intercept.Mode != config.InterceptNone && !slices.Equal(old.Listen, next.Listen),
 	} {
 		if differs {
 			errs = append(errs, errors.New(key))

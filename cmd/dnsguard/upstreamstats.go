@@ -66,7 +66,7 @@ func addUpstream(s, old upstream.Stats) upstream.Stats {
 	return s
 }
 
-var ( //nolint:gochecknoglobals // descriptions are constants
+var (
 	descUpQueries   = desc("upstream_queries_total", "Queries sent upstream, all kinds together.", "upstream", "transport")
 	descUpFailures  = desc("upstream_failures_total", "Queries sent upstream that came to nothing.", "upstream", "reason")
 	descUpDuration  = desc("upstream_duration_seconds", "Time from a query's sending to its answer, answers of every kind.", "upstream")

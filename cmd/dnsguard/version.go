@@ -9,7 +9,7 @@ import (
 )
 
 // version is set when the binary is linked.
-var version = "unknown" //nolint:gochecknoglobals // the linker's -X needs a variable
+var version = "unknown"
 
 func versionCommand() command {
 	return command{

@@ -172,11 +172,17 @@ func presentation(wire []byte) string {
 // randomWorld gives a third of the names that can come up a random state. A
 // name fails or is denied for both families alike, but for the last of a walk,
 // which may be on a server that denies a name for AAAA that has A.
-func randomWorld(r *rand.Rand, bases []string, domains []string) world {
+func randomWorld(r *rand.Rand, bases, domains []string) world {
 	w := world{}
 	states := [][2]State{
-		{Data, Data}, {Data, NoData}, {NoData, Data}, {NoData, NoData}, {NXDomain, NXDomain}, {Failed, Failed},
-		{Data, Failed}, {Failed, Data},
+		{Data, Data},
+		{Data, NoData},
+		{NoData, Data},
+		{NoData, NoData},
+		{NXDomain, NXDomain},
+		{Failed, Failed},
+		{Data, Failed},
+		{Failed, Data},
 	}
 	for _, b := range bases {
 		for _, d := range domains {

@@ -28,8 +28,9 @@
 //   - A question costs an upstream one query. Second ones (hedges, retries,
 //     other servers after an error) come out of the route's budget, which fills
 //     by questions; none is sent on a path where most questions come so far that
-//     one would be due. Not charged is what no server can have received: sent to
-//     a refusing socket, a dead server, a flow that RetireSockets ended.
+//     one would be due. Not charged is what no server can have received (sent to
+//     a refusing socket, a dead server, a flow that RetireSockets ended), what
+//     the answer itself asks for (TCP, no OPT), and a probe every few seconds.
 //   - A second query never uses a socket that others wait on: behind a
 //     ClusterIP a new 5-tuple is a new throw of kube-proxy's dice. New sockets
 //     get one question until they have answered; silent ones get no more.

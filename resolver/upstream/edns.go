@@ -19,8 +19,8 @@ const (
 )
 
 // ednsMemory is what we know of a server's dealing with OPT records, guarded by
-// server.mu. RFC 6891 section 7 has FORMERR in mind; others answer NOTIMP or
-// BADVERS, or not at all.
+// server.mu. One without EDNS should answer FORMERR (RFC 6891 section 7); some
+// answer NOTIMP or BADVERS, or not at all. Section 6.2.2 allows to remember.
 type ednsMemory struct {
 	off     time.Duration // no OPT before this instant
 	heard   time.Duration // last answer to a question with OPT

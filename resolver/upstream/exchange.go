@@ -132,6 +132,10 @@ func (x *exchange) message(id uint16, edns bool) []byte {
 
 // run asks, and asks again, until there is an answer or no hope of one.
 func (x *exchange) run(ctx context.Context) {
+	if ctx.Err() != nil {
+		x.canceled(ctx)
+		return
+	}
 	x.askFirst()
 	for !x.over {
 		x.timer.Reset(x.due() - x.f.now())
@@ -141,14 +145,19 @@ func (x *exchange) run(ctx context.Context) {
 		case <-x.timer.C:
 			x.tick(x.f.now())
 		case <-ctx.Done():
-			reason := Canceled
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				reason = Timeout
-			}
-			x.fail(reason, context.Cause(ctx))
+			x.canceled(ctx)
 		}
 	}
 	x.finish()
+}
+
+// canceled ends the exchange since its caller's context has.
+func (x *exchange) canceled(ctx context.Context) {
+	reason := Canceled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		reason = Timeout
+	}
+	x.fail(reason, context.Cause(ctx))
 }
 
 // due returns when tick has something to do.

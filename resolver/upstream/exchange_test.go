@@ -82,6 +82,9 @@ func TestExchangeContext(t *testing.T) {
 				if !errors.As(err, &e) || e.Reason != tt.reason || !errors.Is(err, tt.cause) {
 					t.Errorf("error %v, want reason %v and cause %v", err, tt.reason, tt.cause)
 				}
+				if sent := len(n.queries()) > 0; sent != (tt.after > 0) {
+					t.Errorf("sent a query: %v", sent)
+				}
 				if after := time.Since(start); after != tt.after {
 					t.Errorf("returned after %v, want %v", after, tt.after)
 				}

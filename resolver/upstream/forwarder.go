@@ -90,7 +90,8 @@ func (f *Forwarder) Exchange(ctx context.Context, q Question) (Answer, error) {
 }
 
 // Close closes every socket, ends every exchange with reason Closed, and waits
-// until nothing of the Forwarder runs any more.
+// until nothing of the Forwarder runs any more. Who replaces a Forwarder by
+// another gives its exchanges Timeouts.Total to end before.
 func (f *Forwarder) Close() error {
 	if f.closed.Swap(true) {
 		return nil

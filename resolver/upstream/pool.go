@@ -37,9 +37,9 @@ const (
 	// tcpCrowd is how many questions share a connection before the pool
 	// grows: pipelining is cheaper than a handshake.
 	tcpCrowd = 32
-	// Of a live endpoint one of stuckQuestions comes through even when it
-	// drops half of all packets (1 in 256 of them would not): a socket that
-	// has none of as many answered, while others have, leads nowhere.
+	// stuckQuestions in a row without an answer, while other sockets get
+	// answers, mean that a socket leads nowhere. An endpoint that drops half
+	// of all packets looks like that once in 256 times.
 	stuckQuestions = 8
 )
 
@@ -70,8 +70,11 @@ func (s *server) pick(t Transport, now time.Duration, fresh bool) *conn {
 		if !c.takes(now) {
 			continue
 		}
-		pooled++
-		ok := c.heard != never && !s.stuck(c, now)
+		stuck := s.stuck(c, now)
+		if !stuck {
+			pooled++
+		}
+		ok := c.heard != never && !stuck
 		if best == nil || ok && !tried || ok == tried && c.live < best.live {
 			best, tried = c, ok
 		}
@@ -122,7 +125,7 @@ func (s *server) promote(c *conn, now time.Duration) {
 	}
 	pooled := 0
 	for _, o := range s.pools[c.tr].conns {
-		if o.takes(now) {
+		if o.takes(now) && !s.stuck(o, now) {
 			pooled++
 		}
 	}

@@ -152,10 +152,10 @@ func (x *exchange) undelivered(a *attempt) {
 		x.fail(Closed, nil)
 		return
 	}
-	x.lastErr = a.err
 	if a.kind == probed {
 		return
 	}
+	x.lastErr = a.err
 	if i, t := x.untried(); i >= 0 && x.resend(i, t, false) {
 		return
 	}
