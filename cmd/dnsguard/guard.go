@@ -176,7 +176,7 @@ func (d *daemon) flows(ctx context.Context) ([]flowStatus, error) {
 		flows = append(flows, flowStatus{
 			Client: f.Flow.Orig.Src.String(), Frontend: f.Flow.Orig.Dst.String(), Endpoint: f.Flow.Reply.Src.String(),
 			Service: f.Frontend.Service, Verdict: f.Verdict.String(), Reason: f.Reason.String(),
-			Expires: int(f.Flow.Remaining.Seconds()), Assured: f.Flow.Assured, Zone: f.Flow.Zone,
+			Expires: int(f.Flow.Remaining.Seconds()), Assured: f.Flow.Assured, Zone: f.Flow.OriginalZone(),
 		})
 	}
 	return flows, nil

@@ -52,11 +52,12 @@ func (s *story) at(t tone, who, format string, args ...any) {
 // table writes rows of a label and a value in each column.
 func (s *story) table(head []string, rows [][]string) {
 	line := func(cells []string) string {
-		text := fmt.Sprintf("  %-34s", cells[0])
+		var text strings.Builder
+		fmt.Fprintf(&text, "  %-34s", cells[0])
 		for _, c := range cells[1:] {
-			text += fmt.Sprintf("%20s", c)
+			fmt.Fprintf(&text, "%20s", c)
 		}
-		return text + "\n"
+		return text.String() + "\n"
 	}
 	_, _ = fmt.Fprint(s.out, line(append([]string{""}, head...)))
 	_, _ = fmt.Fprintf(s.out, "  %s\n", strings.Repeat("-", 34+20*len(head)))
