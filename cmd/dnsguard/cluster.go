@@ -31,6 +31,7 @@ func (d *daemon) newWatcher(cfg *config.Config, policy *search.Policy) (*kube.Wa
 		NodeAddrs:  interfaceAddrs,
 		OnChange:   d.onCluster,
 		OnProblem: func(p kube.Problem) {
+			d.kubeReadiness()
 			if p.Err != nil {
 				d.log.Warn("watching the cluster does not get on; what was known stays in force", "watch", p.Watch, "error", p.Err)
 				return
@@ -62,9 +63,15 @@ func (d *daemon) newWatcher(cfg *config.Config, policy *search.Policy) (*kube.Wa
 	return kube.New(c)
 }
 
+// clusterApplied is the condition that the interception has heard of the cluster.
+const clusterApplied = "intercept cluster"
+
 // onCluster takes a new state of the cluster.
 func (d *daemon) onCluster(s *kube.State) {
-	d.cluster.Store(s)
+	if d.cluster.Swap(s) == nil && d.config().Intercept.Mode != config.InterceptNone {
+		// Before the condition of the cluster goes.
+		d.conditions.notReady(clusterApplied, "what the cluster says is not applied yet")
+	}
 	if s.Guard != nil && d.guard != nil {
 		d.guard.Update(s.Guard)
 	}

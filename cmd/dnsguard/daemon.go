@@ -65,6 +65,9 @@ type daemon struct {
 	icp       *iptables.Interceptor // nil: nothing is intercepted (yet)
 }
 
+// starting is the condition until all others are there: pages are served before.
+const starting = "start"
+
 // newDaemon makes the parts and opens the sockets, but serves nothing yet.
 func newDaemon(ctx context.Context, cfg *config.Config, log *slog.Logger, level *slog.LevelVar) (*daemon, error) {
 	d := &daemon{
@@ -81,6 +84,7 @@ func newDaemon(ctx context.Context, cfg *config.Config, log *slog.Logger, level 
 			log.Warn("not ready", "reasons", reasons)
 		}
 	})
+	d.conditions.notReady(starting, "not all parts are at work yet")
 	d.registry = newRegistry(d)
 	if err := d.makeParts(ctx, cfg); err != nil {
 		return nil, errors.Join(err, d.undo())

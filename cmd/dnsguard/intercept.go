@@ -116,8 +116,12 @@ func (i *interception) keep(ctx context.Context, started func(error)) {
 			i.look()
 			continue
 		}
+		cluster := i.d.cluster.Load()
 		err := i.apply(ctx)
-		i.look() // before the condition that began with the start goes
+		i.look() // before the conditions that began with the start go
+		if cluster != nil {
+			i.d.conditions.notReady(clusterApplied, "")
+		}
 		if started != nil {
 			started(err)
 			started = nil

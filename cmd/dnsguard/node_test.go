@@ -461,6 +461,11 @@ func TestNode(t *testing.T) {
 	n := newNode(t)
 	d := n.start("a")
 	defer d.stop()
+	for _, server := range n.servers() { // from the first moment that it is ready
+		if d.metric("dnsguard_intercept_active", fmt.Sprintf("address=%q", server)) != 1 {
+			t.Errorf("%v is not active", server)
+		}
+	}
 	clients := map[string]*lab.Namespace{"pod": n.pod.Namespace, "node": n.Node.Namespace}
 	if err := n.ask(n.pod.Namespace, "udp", clusterIP4, cachedName); err != nil {
 		t.Fatal(err)
@@ -498,11 +503,6 @@ func TestNode(t *testing.T) {
 	for _, f := range own {
 		if f.Frontend != clusterIP4 || f.Endpoint.Addr() != n.dns[0].IP4 && f.Endpoint.Addr() != n.dns[1].IP4 {
 			t.Errorf("the daemon's own query went past kube-proxy: %v", f)
-		}
-	}
-	for _, server := range n.servers() {
-		if d.metric("dnsguard_intercept_active", fmt.Sprintf("address=%q", server)) != 1 {
-			t.Errorf("%v is not active", server)
 		}
 	}
 }

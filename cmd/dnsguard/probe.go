@@ -115,11 +115,12 @@ func (d *daemon) watchdog(ctx context.Context) {
 	}
 }
 
+// upstreamHeard is the condition that an upstream has answered.
+const upstreamHeard = "upstream"
+
 // awaitUpstream asks the upstreams until one has answered: before, queries are
 // better off elsewhere. Any answer will do, an error too.
 func (d *daemon) awaitUpstream(ctx context.Context) {
-	const key = "upstream"
-	d.conditions.notReady(key, "none has answered yet")
 	// The cluster's DNS answers for its own zone whatever has become of the
 	// world outside.
 	q := upstream.Question{Name: []byte{0}, Type: dnswire.TypeNS, Class: dnswire.ClassIN}
@@ -131,14 +132,14 @@ func (d *daemon) awaitUpstream(ctx context.Context) {
 	for {
 		_, err := d.upstream().Exchange(ctx, q)
 		if err == nil {
-			d.conditions.notReady(key, "")
+			d.conditions.notReady(upstreamHeard, "")
 			close(d.heard)
 			return
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		d.conditions.notReady(key, "none has answered yet: "+err.Error())
+		d.conditions.notReady(upstreamHeard, "none has answered yet: "+err.Error())
 		select {
 		case <-time.After(firstAnswerRetry):
 		case <-ctx.Done():

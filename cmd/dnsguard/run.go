@@ -81,6 +81,13 @@ func (d *daemon) live(ctx context.Context, path string, load func() (*config.Con
 	defer signal.Stop(hup)
 	working, stop := context.WithCancel(ctx)
 	defer stop()
+	// What has to be so before the daemon is ready, before anything of it is.
+	d.conditions.notReady(upstreamHeard, "none has answered yet")
+	d.kubeReadiness()
+	if d.config().Intercept.Mode != config.InterceptNone {
+		d.conditions.notReady("intercept", "not begun yet")
+	}
+	d.conditions.notReady(starting, "")
 	var workers sync.WaitGroup
 	changed := make(chan struct{}, 1)
 	failed := make(chan error, 1)
@@ -93,7 +100,6 @@ func (d *daemon) live(ctx context.Context, path string, load func() (*config.Con
 	var taking *interception
 	if cfg := d.config(); cfg.Intercept.Mode != config.InterceptNone {
 		taking = newInterception(d, cfg)
-		d.conditions.notReady("intercept", "not begun yet")
 		workers.Go(func() { taking.keep(working, startFailure(failed)) })
 	}
 	if path != "" {
