@@ -3,8 +3,11 @@ package upstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -175,6 +178,69 @@ func TestFailedDial(t *testing.T) {
 		_, err = f.Exchange(t.Context(), query("www.example."))
 		if !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("error %v does not tell the cause", err)
+		}
+	})
+}
+
+func TestWriteErrors(t *testing.T) {
+	for name, tt := range map[string]struct {
+		protocol Protocol
+		sockets  int // that fail
+		err      error
+		after    time.Duration
+		reason   string // of the error, if there is no answer
+	}{
+		"one socket":                      {UDPOnly, 1, syscall.EPERM, 0, ""},
+		"a local firewall":                {UDPOnly, 100, syscall.EPERM, 0, "network"},
+		"no room: lost like any packet":   {UDPOnly, 1, syscall.ENOBUFS, 250 * ms, ""},
+		"a stalled connection":            {TCPOnly, 1, os.ErrDeadlineExceeded, 0, ""},
+		"all connections stall":           {TCPOnly, 100, os.ErrDeadlineExceeded, 0, "network"},
+		"UDP fails, TCP is not asked for": {Auto, 100, syscall.EPERM, 0, "network"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNet(t, healthy(0))
+				n.writing = func(c *fakeConn) error {
+					if c.number < tt.sockets {
+						return tt.err
+					}
+					return nil
+				}
+				f := n.forwarder(Config{Budget: usual, Routes: []Route{{Zones: []string{"."}, Protocol: tt.protocol}}})
+				start := time.Now()
+				_, err := f.Exchange(t.Context(), query("www.example."))
+				reason := ""
+				if e := (*Error)(nil); errors.As(err, &e) {
+					reason = e.Reason.String()
+				}
+				if after := time.Since(start); reason != tt.reason || after != tt.after {
+					t.Errorf("error %v after %v, want reason %q after %v", err, after, tt.reason, tt.after)
+				}
+			})
+		})
+	}
+}
+
+// Answers that come in the very moment in which nobody waits any longer must
+// not reach the exchange that uses the same memory next.
+func TestAnswersAtTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNet(t, healthy(100*ms))
+		f := n.forwarder(Config{Timeouts: Timeouts{Hedge: time.Second, Retry: time.Second, Total: 100 * ms}})
+		var wg sync.WaitGroup
+		for i := range 50 {
+			wg.Go(func() {
+				for j := range 50 {
+					q := query(fmt.Sprintf("n%d.of%d.example.", j, i))
+					if ans, err := f.Exchange(t.Context(), q); err == nil {
+						checkAnswer(t, q, ans)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if st := f.Stats().Paths[UDP]; st.InFlight != 0 {
+			t.Errorf("%d questions still in flight", st.InFlight)
 		}
 	})
 }

@@ -21,6 +21,7 @@ type fakeNet struct {
 	t       *testing.T
 	servers map[netip.AddrPort]func(*fakeQuery)
 	dialing func(network string, server netip.AddrPort) error // may sleep
+	writing func(c *fakeConn) error                           // before each write
 
 	scripts sync.Mutex // held while one runs
 
@@ -237,6 +238,11 @@ func (c *fakeConn) Write(b []byte) (int, error) {
 	case <-c.gone:
 		return 0, c.err
 	default:
+	}
+	if c.net.writing != nil {
+		if err := c.net.writing(c); err != nil {
+			return 0, err
+		}
 	}
 	if c.network == "udp" {
 		c.query(b)
