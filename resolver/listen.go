@@ -40,7 +40,18 @@ type ListenOptions struct {
 
 // Listen opens UDP and TCP sockets on addr. Its errors say what an operator
 // has to do about them.
+//
+// With port 0 the kernel chooses a port for UDP; if TCP cannot have the same, it
+// chooses anew.
 func Listen(ctx context.Context, addr netip.AddrPort, o ListenOptions) (*Endpoint, error) {
+	ep, err := listen(ctx, addr, o)
+	for try := 1; try < 10 && addr.Port() == 0 && errors.Is(err, unix.EADDRINUSE); try++ {
+		ep, err = listen(ctx, addr, o)
+	}
+	return ep, err
+}
+
+func listen(ctx context.Context, addr netip.AddrPort, o ListenOptions) (*Endpoint, error) {
 	if !o.Share {
 		if err := probe(ctx, addr, o.Control); err != nil {
 			return nil, err

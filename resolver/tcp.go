@@ -25,11 +25,19 @@ const (
 	// have been given (RFC 7766 section 6.2.1.1 asks for pipelining and
 	// leaves the number open).
 	maxPipelined = 128
+	// maxOutput is from how many octets of answers on a connection is read no
+	// further until its client has taken them. One answer has up to 64 KiB.
+	maxOutput = 64 << 10
+	// keepOutput is the largest output buffer that a connection keeps while
+	// it has nothing to write.
+	keepOutput = 4 << 10
 	// frameTimeout is how long a query may take from its first octet to
 	// its last: a round trip and a retransmission, not a trickle.
 	frameTimeout = 2 * time.Second
-	// writeTimeout is how long a client may leave its window closed.
+	// writeTimeout is how long a client may take for writeChunk octets: the
+	// slowest link is faster, a closed window is not.
 	writeTimeout = 2 * time.Second
+	writeChunk   = 16 << 10
 	// drainRead is how long a connection that is being drained waits for
 	// octets that are already on this machine, and drainFirst for those of a
 	// client that has connected and not asked yet.
@@ -49,6 +57,7 @@ type tcpConn struct {
 	mu      sync.Mutex
 	changed *sync.Cond // owed, writing or broken changed
 	out     []byte     // answers not yet written, each with its length
+	unsent  int        // octets of out and of what is being written
 	owed    int        // queries that wait in flights
 	writing bool
 	broken  bool
@@ -174,7 +183,7 @@ func (t *tcpConn) readFrame(br *bufio.Reader, buf []byte) ([]byte, error) {
 // serve answers one query, or leaves it to its flight.
 func (t *tcpConn) serve(msg []byte) {
 	t.mu.Lock()
-	for t.owed >= maxPipelined && !t.broken {
+	for (t.owed >= maxPipelined || len(t.out) >= maxOutput) && !t.broken {
 		t.flushLocked()
 		t.changed.Wait()
 	}
@@ -213,18 +222,19 @@ func (t *tcpConn) reply(_ *waiter, msg []byte) {
 	t.changed.Broadcast()
 }
 
-// enqueue appends an answer to the output; the caller holds mu. A client that
-// does not take its answers loses its connection once the output of all
-// connections is too much.
+// enqueue appends an answer to the output; the caller holds mu. Once the output
+// of all connections is too much, those that have most of it are given up.
 func (t *tcpConn) enqueue(msg []byte) {
 	if t.broken {
 		return
 	}
-	if !t.r.conns.reserve(2 + len(msg)) {
+	n := 2 + len(msg)
+	if !t.r.conns.reserve(n, t.unsent) {
 		t.s.c.shed[ShedOutput].Add(1)
 		t.abort()
 		return
 	}
+	t.unsent += n
 	t.out = binary.BigEndian.AppendUint16(t.out, uint16(len(msg))) //nolint:gosec // a DNS message
 	t.out = append(t.out, msg...)
 }
@@ -252,24 +262,46 @@ func (t *tcpConn) write() {
 	defer t.mu.Unlock()
 	for len(t.out) > 0 && !t.broken {
 		buf, t.out = t.out, buf[:0]
+		t.changed.Broadcast() // there is room
 		t.mu.Unlock()
-		_ = t.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
-		_, err := t.conn.Write(buf)
+		err := t.writeAll(buf)
 		t.mu.Lock()
-		t.r.conns.unreserve(len(buf))
+		t.release(len(buf))
 		if err != nil {
 			t.abort()
 		}
 	}
+	if cap(t.out) > keepOutput {
+		t.out = nil
+	}
 	t.writing = false
 	t.changed.Broadcast()
+}
+
+// writeAll writes b, as slowly as the client takes it.
+func (t *tcpConn) writeAll(b []byte) error {
+	for len(b) > 0 {
+		n := min(len(b), writeChunk)
+		_ = t.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+		if _, err := t.conn.Write(b[:n]); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// release gives room for n octets of output back; the caller holds mu.
+func (t *tcpConn) release(n int) {
+	t.unsent -= n
+	t.r.conns.unreserve(n)
 }
 
 // abort gives the connection up; the caller holds mu. The reader, which owns
 // it, wakes and closes it.
 func (t *tcpConn) abort() {
 	t.broken = true
-	t.r.conns.unreserve(len(t.out))
+	t.release(len(t.out))
 	t.out = nil
 	_ = t.conn.SetDeadline(time.Unix(1, 0))
 	t.changed.Broadcast()

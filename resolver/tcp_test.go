@@ -199,29 +199,6 @@ func TestTCPClientTakesNothing(t *testing.T) {
 	})
 }
 
-// TestTCPOutputBound: a connection whose answer has no room ends at once.
-func TestTCPOutputBound(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
-		conn, _ := pipeConn(t, r)
-		mustWrite(t, conn, frame(t, query("example.com.", dns.TypeA)))
-		mustRead(t, conn)
-		r.conns.output.Store(outputBudget)
-		start := time.Now()
-		mustWrite(t, conn, frame(t, query("example.com.", dns.TypeA))) // a hit: its own reader breaks the connection
-		if m, err := readMsg(conn); !errors.Is(err, io.EOF) {
-			t.Errorf("read %v, %v, want EOF", m, err)
-		}
-		if d := time.Since(start); d != 0 {
-			t.Errorf("closed after %v", d)
-		}
-		if s := r.Stats(); s.Shed[ShedOutput] != 1 {
-			t.Errorf("stats %+v", s)
-		}
-		end(t, r)
-	})
-}
-
 // TestTCPPipelineBound: no more than maxPipelined queries of one connection
 // are under way; the rest is read when there is room.
 func TestTCPPipelineBound(t *testing.T) {
