@@ -233,6 +233,8 @@ func (r *Resolver) ask(ctx context.Context, key []byte, q upstream.Question) out
 	switch {
 	case err != nil:
 		failure = failureOf(err)
+	case ans.Response.Classify(ans.Msg).Kind == dnswire.Referral:
+		failure = cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDENoReachable, Text: "upstream " + ans.Server.String() + " does not recurse"}
 	case ans.Response.Rcode == dnswire.RcodeNoError || ans.Response.Rcode == dnswire.RcodeNXDomain:
 		e, _ := r.cache.Store(key, ans.Msg, &ans.Response, now)
 		if e.Kind() != cache.Miss {

@@ -387,7 +387,11 @@ func TestFailures(t *testing.T) {
 		"no answer": {func(context.Context, *dns.Msg) error { return &upstream.Error{Reason: upstream.Timeout} }, dns.RcodeServerFailure, dns.ExtendedErrorCodeNoReachableAuthority},
 		"SERVFAIL":  {func(_ context.Context, m *dns.Msg) error { m.Rcode = dns.RcodeServerFailure; return nil }, dns.RcodeServerFailure, dns.ExtendedErrorCodeOther},
 		"REFUSED":   {func(_ context.Context, m *dns.Msg) error { m.Rcode = dns.RcodeRefused; return nil }, dns.RcodeServerFailure, dns.ExtendedErrorCodeOther},
-		"NOTIMP":    {func(_ context.Context, m *dns.Msg) error { m.Rcode = dns.RcodeNotImplemented; return nil }, dns.RcodeNotImplemented, dns.ExtendedErrorCodeOther},
+		"a referral": {func(_ context.Context, m *dns.Msg) error {
+			m.Ns = []dns.RR{rr(t, "com. 3600 IN NS a.gtld-servers.net.")}
+			return nil
+		}, dns.RcodeServerFailure, dns.ExtendedErrorCodeNoReachableAuthority},
+		"NOTIMP": {func(_ context.Context, m *dns.Msg) error { m.Rcode = dns.RcodeNotImplemented; return nil }, dns.RcodeNotImplemented, dns.ExtendedErrorCodeOther},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
