@@ -48,7 +48,7 @@ func (r *Resolver) accept(svc *service, ep *Endpoint, a *acceptor) {
 		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
 			// Out of file descriptors or memory: the connection stays
 			// queued. Those that are open close soon.
-			r.conns.drain(nil)
+			r.conns.drain()
 			if !r.pause(acceptPause) {
 				return
 			}

@@ -70,26 +70,22 @@ func (c *conns) idle() time.Duration {
 	return idleTimeout
 }
 
-// drain tells the connections of an endpoint, or all for nil, to end.
-func (c *conns) drain(ep *Endpoint) {
+// drain tells all connections to end.
+func (c *conns) drain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for t, of := range c.open {
-		if ep == nil || of == ep {
-			t.startDrain()
-		}
+	for t := range c.open {
+		t.startDrain()
 	}
 }
 
-// abort ends the connections of an endpoint at once.
-func (c *conns) abort(ep *Endpoint) {
+// each calls do for the connections of some services.
+func (c *conns) each(of map[*Endpoint]*service, do func(*tcpConn)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for t, of := range c.open {
-		if of == ep {
-			t.mu.Lock()
-			t.abort()
-			t.mu.Unlock()
+	for t, ep := range c.open {
+		if _, ok := of[ep]; ok {
+			do(t)
 		}
 	}
 }

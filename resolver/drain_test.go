@@ -1,11 +1,15 @@
 package resolver
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -124,4 +128,77 @@ func TestLateReader(t *testing.T) {
 	c.drain = true
 	go c.run()
 	mustRead(t, conn)
+}
+
+// TestShutdownDeadlineTCP: when the time for shutting down is up, questions that
+// still wait are answered SERVFAIL over TCP as well, a client that goes on
+// asking is read no further, and one that takes no answers keeps nobody.
+func TestShutdownDeadlineTCP(t *testing.T) {
+	f := &fakeForwarder{answer: func(ctx context.Context, m *dns.Msg) error {
+		switch {
+		case strings.HasPrefix(m.Question[0].Name, "hole"):
+			<-ctx.Done()
+			return ctx.Err()
+		case m.Question[0].Qtype == dns.TypeTXT:
+			return textOf(t)(ctx, m)
+		}
+		return addressOf(t, 60)(ctx, m)
+	}}
+	r := newTestResolver(t, f)
+	ep := serve(t, r, "127.0.0.1:0", 1)
+	waiting, busy, deaf := dial(t, "tcp", ep.Addr), dial(t, "tcp", ep.Addr), dial(t, "tcp", ep.Addr)
+	mustWrite(t, waiting, frame(t, query("hole.example.com.", dns.TypeA)))
+	mustWrite(t, deaf, bytes.Repeat(frame(t, query("example.com.", dns.TypeTXT)), 400))
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		q := frame(t, query("example.com.", dns.TypeA))
+		for {
+			if _, err := busy.Write(q); err != nil {
+				return
+			}
+			if _, err := readMsg(busy); err != nil {
+				return
+			}
+		}
+	})
+	for s := r.Stats(); s.InFlight == 0 || s.Queries[TCP] < 20; s = r.Stats() {
+		runtime.Gosched()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := r.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errStuck) {
+		t.Errorf("shutdown: %v", err)
+	}
+	if m := mustRead(t, waiting); m.Rcode != dns.RcodeServerFailure {
+		t.Errorf("the question that waited: %v", m)
+	}
+	asking.Wait()
+	if s := r.Stats(); s.Conns != 0 || s.InFlight != 0 || r.conns.output.Load() != 0 {
+		t.Errorf("left: %+v, %d octets of output", s, r.conns.output.Load())
+	}
+}
+
+// TestLeaveTwice: an endpoint that is removed while everything is shut down is
+// counted once.
+func TestLeaveTwice(t *testing.T) {
+	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
+	ep := serve(t, r, "127.0.0.1:0", 2)
+	conn := &dns.Conn{Conn: dial(t, "udp", ep.Addr)}
+	if err := conn.WriteMsg(query("example.com.", dns.TypeA)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.ReadMsg(); err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock()
+	services := maps.Clone(r.serving)
+	r.mu.Unlock()
+	for range 2 {
+		if err := r.leave(t.Context(), services, func() {}); err != nil {
+			t.Error(err)
+		}
+	}
+	if s := r.Stats(); s.Queries[UDP] != 1 {
+		t.Errorf("%d queries counted, want 1", s.Queries[UDP])
+	}
 }

@@ -209,15 +209,16 @@ func (r *Resolver) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// stuckGrace is how long flights have to end once their context has.
-const stuckGrace = 2 * time.Second
+// stuckGrace is how long what is under way has to end once its context has.
+const stuckGrace = time.Second
 
 var errStuck = errors.New("a reader stands still")
 
 // leave ends the services: first nothing new comes in, then what came in is
-// answered, then the sockets are closed. When ctx ends first, connections are
-// cut, expired is called, and flights are waited for a little longer: they end
-// in any case, by their forwarder's deadline or its context.
+// answered, then the sockets are closed. When ctx ends first, expired is called,
+// nothing more is read from connections, and what is under way is waited for a
+// little longer: it ends in any case, by the forwarder's deadline or its context,
+// but for clients that do not take their answers.
 func (r *Resolver) leave(ctx context.Context, services map[*Endpoint]*service, expired func()) error {
 	for ep, svc := range services {
 		svc.leaving.Store(true)
@@ -230,8 +231,8 @@ func (r *Resolver) leave(ctx context.Context, services map[*Endpoint]*service, e
 		for _, l := range ep.TCP {
 			_ = l.SetDeadline(time.Now().Add(drainRead))
 		}
-		r.conns.drain(ep)
 	}
+	r.conns.each(services, (*tcpConn).startDrain)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -248,16 +249,13 @@ func (r *Resolver) leave(ctx context.Context, services map[*Endpoint]*service, e
 	case <-done:
 	case <-ctx.Done():
 		err = ctx.Err()
-		for ep := range services {
-			r.conns.abort(ep)
-		}
 		expired()
-		grace := time.NewTimer(stuckGrace)
-		defer grace.Stop()
-		select {
-		case <-done:
-		case <-grace.C: // a goroutine stands still: leave it behind
-			err = errors.Join(err, errStuck)
+		r.conns.each(services, (*tcpConn).stop)
+		if !within(stuckGrace, done) {
+			r.conns.each(services, (*tcpConn).giveUp)
+			if !within(stuckGrace, done) { // a goroutine stands still: leave it behind
+				err = errors.Join(err, errStuck)
+			}
 		}
 	}
 	for ep := range services {
@@ -267,11 +265,26 @@ func (r *Resolver) leave(ctx context.Context, services map[*Endpoint]*service, e
 	return err
 }
 
+// within reports whether done is closed before the time is up.
+func within(d time.Duration, done <-chan struct{}) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-done:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
 // forget keeps the counts of services that have ended.
 func (r *Resolver) forget(services map[*Endpoint]*service) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for ep, svc := range services {
+		if r.serving[ep] != svc {
+			continue // left by another caller at the same time
+		}
 		for _, u := range svc.readers {
 			r.gone.add(&u.c)
 		}

@@ -62,6 +62,7 @@ type tcpConn struct {
 	writing bool
 	broken  bool
 	drain   bool
+	stopped bool // nothing more is read
 	asked   bool // something was read
 }
 
@@ -108,6 +109,21 @@ func (t *tcpConn) startDrain() {
 	t.deadlineLocked(drainFirst)
 }
 
+// stop tells the reader to read nothing more; what it has read is answered.
+func (t *tcpConn) stop() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.stopped = true
+	_ = t.conn.SetReadDeadline(time.Unix(1, 0))
+}
+
+// giveUp ends the connection at once.
+func (t *tcpConn) giveUp() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.abort()
+}
+
 // deadline sets the time that the next octets may take.
 func (t *tcpConn) deadline(d time.Duration) {
 	t.mu.Lock()
@@ -117,7 +133,7 @@ func (t *tcpConn) deadline(d time.Duration) {
 
 func (t *tcpConn) deadlineLocked(d time.Duration) {
 	switch {
-	case t.broken:
+	case t.broken || t.stopped:
 		return // the time is up, and stays so
 	case t.drain && t.asked:
 		d = min(d, drainRead)
@@ -135,10 +151,10 @@ func (t *tcpConn) first(br *bufio.Reader) error {
 		_, err := br.Peek(1)
 		t.mu.Lock()
 		t.asked = t.asked || err == nil
-		broken := t.broken
+		over := t.broken || t.stopped
 		t.mu.Unlock()
 		c, ok := t.conn.(syscall.Conn)
-		if err == nil || broken || !ok || !errors.Is(err, os.ErrDeadlineExceeded) || !readable(c) {
+		if err == nil || over || !ok || !errors.Is(err, os.ErrDeadlineExceeded) || !readable(c) {
 			return err
 		}
 	}
