@@ -109,3 +109,16 @@ func TestExplainErrors(t *testing.T) {
 		t.Error("no error without search lists")
 	}
 }
+
+// TestExplainCountsNothing: what nobody asked is nobody's query, and no answer to
+// one either, also where it waits in a flight.
+func TestExplainCountsNothing(t *testing.T) {
+	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 0)}, withSearch(t))
+	if _, err := r.Explain(t.Context(), "a.example.", "A", netip.Addr{}, ""); err != nil {
+		t.Fatal(err)
+	}
+	s := r.Stats()
+	if s.Queries != [numTransports]uint64{} || s.Responses != [NumRcodes]uint64{} || sum(s.Duration.Counts) != 0 {
+		t.Errorf("stats %+v", s)
+	}
+}

@@ -144,7 +144,11 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 		s.c.hits[HitStale].Add(1)
 		return r.encode(s.c, dst, msg, &s.q, src.transport, now, o), false
 	}
-	fl.waiters = append(fl.waiters, newWaiter(s, msg, src, now, &r.flown))
+	c := &r.flown
+	if s.listGiven {
+		c = s.c // Explain's: nobody asked
+	}
+	fl.waiters = append(fl.waiters, newWaiter(s, msg, src, now, c))
 	f.waiters++
 	src.replier.owe()
 	f.mu.Unlock()
