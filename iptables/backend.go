@@ -36,11 +36,12 @@ type kernel interface {
 
 // clientKernel is a kernel that sees clients apart.
 type clientKernel interface {
-	// taken returns how many datagrams and connection attempts of each client
-	// were taken so far; clients that do not ask for minutes are forgotten.
+	// taken returns how many datagrams (of a sample) and connection attempts of
+	// each client were taken so far; clients that do not ask for minutes are
+	// forgotten.
 	taken() (map[Client]uint64, error)
-	// bypass lets clients' packets pass for a while.
-	bypass([]Client, time.Duration) error
+	// bypass lets clients' packets pass for some time, from the next ensure on.
+	bypass(map[Client]time.Duration) error
 }
 
 // support is what a probe has found out.

@@ -84,8 +84,10 @@ func TestIntercept(t *testing.T) {
 	if !strings.Contains(table, "flags owner") {
 		t.Errorf("the table has no owner:\n%s", table)
 	}
-	if flows := command(t, s.Node.Namespace, "", "conntrack", "-L"); strings.Contains(flows, "dport=53") {
-		t.Errorf("flows of clients are tracked:\n%s", flows)
+	for _, family := range []string{"ipv4", "ipv6"} {
+		if flows := command(t, s.Node.Namespace, "", "conntrack", "-L", "-f", family); strings.Contains(flows, "port=53 ") {
+			t.Errorf("flows of clients are tracked:\n%s", flows)
+		}
 	}
 	a.kill()
 	for _, network := range networks() {

@@ -8,9 +8,8 @@ import (
 const (
 	// weighEvery is how often what was taken is compared with what arrived.
 	weighEvery = time.Second
-	// enoughUnanswered is how many datagrams or connection attempts in a row
-	// may not arrive: the A and AAAA queries with which a lookup starts. So a
-	// client is let past before its resolver asks again (5 s, or 2.5 s).
+	// enoughUnanswered is how many counted datagrams or connection attempts in
+	// a row may not arrive: one may be lost, as on any network.
 	enoughUnanswered = 2
 	// firstBypass and longestBypass bound how long a client is let past: twice
 	// as long each time that it turns out to be still unable to reach us,
@@ -91,6 +90,13 @@ func (l *ledger) weigh(now time.Time, judge bool, taken map[Client]uint64, recei
 	}
 	slices.SortFunc(returned, compareClients)
 	return blocked, returned
+}
+
+// undo takes back that clients are let past: it could not be done.
+func (l *ledger) undo(blocked map[Client]time.Duration) {
+	for c := range blocked {
+		l.accounts[c].until = time.Time{}
+	}
 }
 
 // bypassed counts the clients that are let past.

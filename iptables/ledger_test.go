@@ -111,3 +111,19 @@ func TestLedgerForgets(t *testing.T) {
 		t.Errorf("accounts that are left: %v", slices.Collect(maps.Keys(l.accounts)))
 	}
 }
+
+// TestLedgerUndo: who could not be let past is found again.
+func TestLedgerUndo(t *testing.T) {
+	l, now := newLedger(), time.Unix(1000, 0)
+	c := Client{netip.MustParseAddr("10.244.0.7"), UDP}
+	found := 0
+	for i := range uint64(8) {
+		now = now.Add(time.Second)
+		blocked, _ := l.weigh(now, true, map[Client]uint64{c: 2 * i}, func(Client) uint64 { return 0 })
+		found += len(blocked)
+		l.undo(blocked)
+	}
+	if found < 2 || l.bypassed() != 0 {
+		t.Errorf("found %d times, %d bypassed", found, l.bypassed())
+	}
+}

@@ -27,6 +27,7 @@ type nftKernel struct {
 
 	slot       int
 	armed      []Service          // of the rule set that was applied last
+	bypasses   time.Time          // when the last bypass ends
 	tables     map[string]carried // what we have put into the kernel
 	generation uint32             // of the ruleset when it was last compared
 }
@@ -67,6 +68,7 @@ func (k *nftKernel) ensure(rs RuleSet) (repaired bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	rs.bypassing = time.Now().Before(k.bypasses)
 	process := rs.process(k.owner)
 	fallback, want := rs.fallback()
 	if k.tables[process.name].text == process.String() && generation == k.generation &&
@@ -220,13 +222,18 @@ func (k *nftKernel) members(base string, yield func(member)) error {
 	return nil
 }
 
-func (k *nftKernel) bypass(clients []Client, d time.Duration) error {
+// bypass fills the set; ensure makes the rules look into it, if they do not.
+func (k *nftKernel) bypass(clients map[Client]time.Duration) error {
 	var b batch
+	end := k.bypasses
 	for fam := range 2 {
 		var list []element
-		for _, c := range clients {
+		for c, d := range clients {
 			if family(c.Addr) == fam {
 				list = append(list, element{key: clientKey(c), timeout: d})
+			}
+			if e := time.Now().Add(d); e.After(end) {
+				end = e
 			}
 		}
 		b.put(tableName(k.slot), setName(setBypass, fam), list)
@@ -234,5 +241,6 @@ func (k *nftKernel) bypass(clients []Client, d time.Duration) error {
 	if err := b.commit(k.conn); err != nil {
 		return fmt.Errorf("bypass clients: %w", err)
 	}
+	k.bypasses = end
 	return nil
 }

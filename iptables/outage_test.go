@@ -116,8 +116,8 @@ func TestKillUnderLoad(t *testing.T) {
 			services := 2 * len(cfg.Config.Addresses)
 			a := startAgent(t, s.Node.Namespace, cfg)
 			a.awaitTaking(services)
-			const length = 3 * time.Second
-			streams := s.streams(v, 200, length)
+			const length, rate = 3 * time.Second, 200
+			streams := s.streams(v, rate, length)
 			before := upstream(s)
 			wait := run(t, streams)
 
@@ -134,8 +134,9 @@ func TestKillUnderLoad(t *testing.T) {
 			b.awaitTaking(services)
 			wait()
 			for _, st := range streams {
-				// Those in the dying process's queues: some milliseconds' worth.
-				if n := st.result.Failed(); n > 4 {
+				// Those in the dying process's queues: on an idle machine 0 to 3,
+				// on a busy one as many as it was behind.
+				if n := st.result.Failed(); n > rate/10 {
 					t.Errorf("%s: %d queries lost", st.name, n)
 				}
 			}

@@ -105,11 +105,12 @@ func (i *Interceptor) weigh(now time.Time) {
 	// troubles than one client.
 	judge := i.slot.alone() && i.healthy()
 	blocked, returned := i.ledger.weigh(now, judge, taken, i.cfg.Received)
-	err = nil
-	for c, length := range blocked {
-		if e := k.bypass([]Client{c}, length); e != nil {
-			err = e
-			delete(blocked, c)
+	if len(blocked) > 0 {
+		if err = k.bypass(blocked); err == nil {
+			_, err = i.ensure()
+		}
+		if err != nil {
+			i.ledger.undo(blocked)
 		}
 	}
 	i.mu.Lock()
@@ -117,6 +118,9 @@ func (i *Interceptor) weigh(now time.Time) {
 	i.stats.BypassError, i.stats.Bypassed = err, i.ledger.bypassed()
 	for _, c := range returned {
 		i.emit(Event{Kind: Returned, Client: c})
+	}
+	if err != nil {
+		return
 	}
 	for c, length := range blocked {
 		i.emit(Event{Kind: Bypassed, Client: c, Detail: length.String()})

@@ -30,6 +30,9 @@ const (
 	// renews @alive, since all CPUs would write the same few elements. Where
 	// that is too rare, a probe renews them: answers over loopback all do.
 	renewOneIn = 16
+	// countOneIn: every fourth datagram that is taken counts in @taken. So a
+	// client whose datagrams do not arrive is found after eight on average.
+	countOneIn = 4
 )
 
 // RuleSet is everything that the kernel is told, as data.
@@ -39,6 +42,8 @@ type RuleSet struct {
 	services []Service
 	armed    []Service // services that are not withdrawn
 	exclude  []netip.Prefix
+	// bypassing: some client is let past.
+	bypassing bool
 }
 
 // NewRuleSet returns what an Interceptor with this Config tells the kernel.
@@ -47,7 +52,9 @@ func NewRuleSet(cfg Config) (RuleSet, error) {
 	if err := cfg.validate(); err != nil {
 		return RuleSet{}, err
 	}
-	return newRuleSet(cfg, 0, nil), nil
+	rs := newRuleSet(cfg, 0, nil)
+	rs.bypassing = true // show all that there can be
+	return rs, nil
 }
 
 // newRuleSet builds the rule set of the process in a slot, with some services
@@ -121,74 +128,96 @@ const (
 // setName is the name of a family's set.
 func setName(base string, fam int) string { return base + [2]string{"4", "6"}[fam] }
 
-// process is the table that takes packets.
-//
-// A packet to port 53 passes one comparison and one set lookup before anything
-// costs more; all others pass the comparison only.
+// process is the table that takes packets. Every packet of the node meets its
+// base chains, and every query and answer the rest; a statement costs some ten
+// to hundred nanoseconds there (BenchmarkStatements). So what is not DNS is let
+// go at once, the common case has few chains, clients are looked up only while
+// some are excluded or bypassed, and sets are updated by samples.
 func (rs RuleSet) process(owner bool) table {
 	t := table{name: tableName(rs.slot), owner: owner}
-	marks, taken := rs.cfg.Mark, rs.cfg.taken()
-	query := chain{name: "query", rules: []rule{
-		// A packet that the output hook or another process's table has taken,
-		// or a probe: it is untracked already, and routed by its mark.
-		{isMark{marks, taken}, done()},
-	}}
-	host := chain{name: "host", rules: []rule{
-		{isMark{rs.cfg.own(), rs.cfg.own()}, done()}, // ours to upstream: to kube-proxy
-	}}
-	reply := chain{name: "reply"}
-	var rest []chain
+	marks, taken, own := rs.cfg.Mark, rs.cfg.taken(), rs.cfg.own()
+	prerouting := chain{name: "prerouting", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, "prerouting", priorityRaw}}
+	output := chain{name: "output", hook: &hook{"route", unix.NF_INET_LOCAL_OUT, "output", priorityRaw}}
+	for _, a := range rs.cfg.Addresses {
+		output.rules = append(output.rules, rule{
+			isPort{field: sport, port: a.Port()}, isAddr{saddr, a.Addr()}, goTo(setName("reply", family(a.Addr()))),
+		})
+	}
+	var notQuery rule
+	for _, p := range rs.ports() {
+		notQuery = append(notQuery, isPort{field: dport, port: p, not: true})
+	}
+	notQuery = append(notQuery, done())
+	prerouting.rules = []rule{notQuery}
+	output.rules = append(output.rules,
+		notQuery,
+		rule{isMark{own, own}, done()}) // ours to upstream: to kube-proxy
 	for fam := range 2 {
 		if !rs.has(fam) {
 			continue
 		}
 		t.sets = append(t.sets, rs.sets(fam)...)
+		name := func(base string) string { return setName(base, fam) }
 		to, from := []field{daddr, l4proto, dport}, []field{saddr, l4proto, sport}
 		client := []field{saddr, l4proto}
-		name := func(base string) string { return setName(base, fam) }
+		seize := func(when ...statement) rule { return append(when, notrack{}, setMark{taken}, done()) }
 
-		query.rules = append(query.rules, rule{inSet{fam, to, name(setAlive)}, goTo(name("query"))})
-		host.rules = append(host.rules,
-			rule{isMark{marks, taken}, inSet{fam, to, name(setLocal)}, notrack{}, done()}, // a probe
-			rule{inSet{fam, to, name(setAlive)}, goTo(name("host"))})
-		reply.rules = append(reply.rules, rule{inSet{fam, from, name(setLocal)}, goTo(name("reply"))})
-
-		let := []rule{
-			{inSet{fam, client, name(setBypass)}, back()},
-			{inSet{fam, client[:1], name(setExclude)}, back()},
-		}
-		rest = append(
-			rest,
-			chain{name: name("query"), rules: append(slices.Clone(let), rule{hasSocket{}, goTo(name("take"))})},
-			// Here a socket match would find the client's own socket.
-			chain{name: name("host"), rules: append(slices.Clone(let), rule{goTo(name("take"))})},
+		alive, take := inSet{fam, to, name(setAlive)}, goTo(name("take"))
+		t.chains = append(
+			t.chains,
 			chain{name: name("take"), rules: []rule{
-				// Rules of their own: a full set ends the rule, not the chain.
-				{isProto{UDP}, updateSet{fam: fam, fields: client, set: name(setTaken), count: true}},
-				{isTCP{mask: flagSYN | flagACK, flags: flagSYN}, updateSet{fam: fam, fields: client, set: name(setTaken), count: true}},
-				{notrack{}, setMark{taken}, done()},
+				seize(isProto{UDP}, unlucky{countOneIn}),
+				seize(isTCP{mask: flagSYN | flagACK, flags: flagSYN, not: true}), // of a connection, the attempt counts
+				// A rule of its own: a full set ends the rule, not the chain.
+				{updateSet{fam: fam, fields: client, set: name(setTaken), count: true}},
+				seize(),
 			}},
 			chain{name: name("reply"), rules: []rule{
+				{leavesNode{}, unlucky{renewOneIn}, notrack{}, done()},
 				{notrack{}},
-				{leavesNode{}, unlucky{renewOneIn}, done()},
 				// A hung process's kernel still shakes hands and resets: only
 				// segments with data that was pushed show life.
 				{isTCP{mask: flagSYN | flagRST | flagPSH, flags: flagPSH, not: true}, done()},
 				{inSet{fam, from, name(setArmed)}, updateSet{fam: fam, fields: from, set: name(setAlive), timeout: rs.cfg.AliveTimeout}},
 			}},
 		)
-	}
-	prerouting := chain{name: "prerouting", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, "prerouting", priorityRaw}}
-	output := chain{name: "output", hook: &hook{"route", unix.NF_INET_LOCAL_OUT, "output", priorityRaw}}
-	for _, p := range rs.ports() {
-		prerouting.rules = append(prerouting.rules, rule{isPort{dport, p}, jump("query")})
-		output.rules = append(output.rules,
-			rule{isPort{sport, p}, jump("reply")},
-			rule{isPort{dport, p}, jump("host")})
+
+		let := rs.let(fam)
+		onWay, local := rule{alive, hasSocket{}, take}, rule{alive, take}
+		if len(let) > 0 {
+			t.chains = append(
+				t.chains,
+				chain{name: name("query"), rules: append(slices.Clone(let), onWay[1:])},
+				chain{name: name("host"), rules: append(let, local[1:])},
+			)
+			onWay, local = rule{alive, goTo(name("query"))}, rule{alive, goTo(name("host"))}
+		}
+		// What the output hook has taken comes by here as well: to take it twice
+		// changes nothing.
+		prerouting.rules = append(prerouting.rules, onWay)
+		output.rules = append(
+			output.rules,
+			// A probe, or taken by another process's table.
+			rule{isMark{marks, taken}, inSet{fam, to, name(setLocal)}, notrack{}, done()},
+			local, // a socket match would find the client's own socket
+		)
 	}
 	// Chains that are called come first: the kernel wants to know them.
-	t.chains = append(rest, query, host, reply, prerouting, output)
+	t.chains = append(t.chains, prerouting, output)
 	return t
+}
+
+// let are the rules that let clients' packets pass.
+func (rs RuleSet) let(fam int) []rule {
+	var out []rule
+	client := []field{saddr, l4proto}
+	if rs.bypassing {
+		out = append(out, rule{inSet{fam, client, setName(setBypass, fam)}, back()})
+	}
+	if slices.ContainsFunc(rs.exclude, func(p netip.Prefix) bool { return family(p.Addr()) == fam }) {
+		out = append(out, rule{inSet{fam, client[:1], setName(setExclude, fam)}, back()})
+	}
+	return out
 }
 
 // sets are the sets of one family.
@@ -230,9 +259,9 @@ func (rs RuleSet) fallback() (t table, ok bool) {
 		for _, p := range protos() {
 			forth.rules = append(forth.rules, rule{isAddr{daddr, a.Addr()}, isProto{p}, setZone{rs.cfg.Zone}, setAddr{daddr, vip}, done()})
 		}
-		backward.rules = append(backward.rules, rule{isAddr{saddr, vip}, isPort{sport, dnsPort}, setAddr{saddr, a.Addr()}})
+		backward.rules = append(backward.rules, rule{isAddr{saddr, vip}, isPort{field: sport, port: dnsPort}, setAddr{saddr, a.Addr()}})
 	}
-	toRewrite := []rule{{isPort{dport, dnsPort}, isMark{rs.cfg.taken(), 0}, jump("rewrite")}}
+	toRewrite := []rule{{isPort{field: dport, port: dnsPort}, isMark{rs.cfg.taken(), 0}, jump("rewrite")}}
 	toRestore := []rule{{isReplyInZone{rs.cfg.Zone}, jump("restore")}}
 	t.chains = []chain{
 		forth, backward,

@@ -98,17 +98,28 @@ func (s updateSet) encode(x *expressions) {
 	x.add(d)
 }
 
-// isPort matches a port.
+// isPort matches a port, or all others.
 type isPort struct {
 	field field
 	port  uint16
+	not   bool
 }
 
-func (s isPort) String() string { return fmt.Sprintf("%s %d", s.field.text(0), s.port) }
+func (s isPort) String() string {
+	op := ""
+	if s.not {
+		op = "!= "
+	}
+	return fmt.Sprintf("%s %s%d", s.field.text(0), op, s.port)
+}
 
 func (s isPort) encode(x *expressions) {
 	x.load(0, s.field, reg1)
-	x.compare(expr.CmpOpEq, be16(s.port))
+	op := expr.CmpOpEq
+	if s.not {
+		op = expr.CmpOpNeq
+	}
+	x.compare(op, be16(s.port))
 }
 
 // isProto matches a transport protocol.
