@@ -22,6 +22,11 @@ func TestUpgrade(t *testing.T) {
 				old.awaitTaking(4)
 				const length, rate = 3 * time.Second, 400
 				streams := s.streams(variant{}, rate, length)
+				for _, st := range streams {
+					// glibc's: on a busy machine the newcomer needs a second to
+					// start, and so long the stalled process's queue waits.
+					st.load.Timeout = 5 * time.Second
+				}
 				before := upstream(s)
 				wait := run(t, streams)
 				<-time.After(length / 4)
@@ -52,7 +57,8 @@ func TestUpgrade(t *testing.T) {
 						t.Errorf("%s: %d queries lost", st.name, n)
 					}
 				}
-				if n := upstream(s) - before; n > 0 {
+				// A stall may have lasted longer than AliveTimeout in the end.
+				if n := upstream(s) - before; n > 0 && stall == 0 {
 					t.Errorf("%d queries took the kube-proxy path", n)
 				}
 				// The routing is shared: the old one's end must not take it.
