@@ -27,7 +27,9 @@
 //   - The decision is one per name, never per type: NXDOMAIN for one type is
 //     NXDOMAIN (RFC 8020 section 2), and a name that has addresses of one
 //     family has none of the other, rather than those of another name.
-//   - A failure stops a walk: to go on past it would name another host.
+//   - A failure stops a walk: to go on past it would name another host. Only
+//     where the other family has shown that the name does not exist is there
+//     nothing to go past.
 //   - Nothing here allocates per query.
 //
 // Sources: resolv.conf(5) of glibc; musl src/network/lookup_name.c; kubelet's

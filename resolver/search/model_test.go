@@ -83,8 +83,8 @@ func (c libc) glibc(name string, ask server) string {
 	return result
 }
 
-// musl is its getaddrinfo: SERVFAIL stops, NXDOMAIN of either family goes on,
-// NODATA of both stops; with ndots dots or more there is no search.
+// musl is its getaddrinfo: A is judged before AAAA; SERVFAIL stops, NXDOMAIN
+// goes on, NODATA of both stops; with ndots dots or more there is no search.
 func (c libc) musl(name string, ask server) string {
 	list := c.candidates(name)
 	if strings.Count(name, ".") >= c.ndots {
@@ -93,9 +93,11 @@ func (c libc) musl(name string, ask server) string {
 	for _, n := range list {
 		r4, r6 := ask(n, a), ask(n, aaaa)
 		switch {
+		case r4.state == NXDomain:
+			continue
 		case r4.state == Failed || r6.state == Failed:
 			return "try again"
-		case r4.state == NXDomain || r6.state == NXDomain:
+		case r6.state == NXDomain:
 			continue
 		case r4.state == Data || r6.state == Data:
 			return fmt.Sprintf("v4 %q v6 %q", r4.host, r6.host)
@@ -290,6 +292,11 @@ func TestDecide(t *testing.T) {
 		"a name without addresses":               {NoData, NoData, false, Stop},
 		"contradiction":                          {NoData, NXDomain, false, Stop},
 		"failure":                                {Failed, Data, false, Fail},
+		"failure: is there such a name":          {Failed, Unknown, false, AskSibling},
+		"failure where there is no such name":    {Failed, NXDomain, false, Next},
+		"failure of the last":                    {Failed, Unknown, true, Fail},
+		"failure of the last, other denied":      {Failed, NXDomain, true, Fail},
+		"failure of both":                        {Failed, Failed, false, Fail},
 		"failure of the sibling, nothing of own": {NoData, Failed, false, Fail},
 	}
 	for name, tt := range tests {

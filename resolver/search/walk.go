@@ -22,14 +22,19 @@ type Walk struct {
 // as it is first; a base of one label is nearly always a Service of the
 // client's own namespace, and its walk ends at once.
 func Collapse(l *List, qname []byte) (Walk, bool) {
+	w, ok := Listed(l, qname)
+	return w, ok && labels(w.base)-1 < l.NDots
+}
+
+// Listed is Collapse for bases of any number of dots from 1 on: with ndots dots
+// or more, glibc asks qname when it has asked the base as it is, and goes on
+// with the list.
+func Listed(l *List, qname []byte) (Walk, bool) {
 	if l == nil || len(l.Domains) == 0 {
 		return Walk{}, false
 	}
 	base, ok := trimDomain(qname, l.Domains[0])
-	if !ok {
-		return Walk{}, false
-	}
-	if dots := labels(base) - 1; dots < 1 || dots >= l.NDots {
+	if !ok || labels(base) < 2 {
 		return Walk{}, false
 	}
 	return Walk{list: l, base: base}, true
@@ -155,6 +160,13 @@ func Decide(own, sibling State, last bool) Step {
 		}
 		return Next
 	case Failed:
+		switch {
+		case last:
+		case sibling == Unknown: // its NXDOMAIN would settle the name
+			return AskSibling
+		case sibling == NXDomain:
+			return Next
+		}
 		return Fail
 	case NoData:
 		switch sibling {
