@@ -98,7 +98,7 @@ func (r *Resolver) answer(s *scratch, msg []byte, cut bool, src *source, now tim
 		return r.hit(s, msg, src, nil, entry, kind, now, dst), false
 	}
 	// No data under the name: it may be a step of the client's search list.
-	w, ok := r.walks.plan(s, src.peer.Addr())
+	w, ok := r.walks.plan(s, src.peer.Addr(), now)
 	if !ok {
 		if kind == cache.Miss {
 			return r.join(s, msg, src, nil, now, dst)

@@ -12,10 +12,17 @@ import (
 	"github.com/dnsguard/dnsguard/resolver/upstream"
 )
 
+// patience is how long the question of the other address family is waited for
+// before ours is asked: longer than most upstreams take, and a small part of
+// the time that a walk has. Some servers never answer AAAA (RFC 4074 section
+// 4.1), and those must not cost their names A.
+const patience = 250 * time.Millisecond
+
 // fetch finds what a name, in folded wire form, has of a type for a walk that
 // asks q: in the cache, or by joining or starting a flight. With either, the
 // NXDOMAIN of the other address family will do, and a question of it that is
-// under way is waited for instead of asking ours; the result tells the type.
+// under way is waited for a while instead of asking ours; the result tells the
+// type.
 func (r *Resolver) fetch(ctx context.Context, name []byte, q upstream.Question, qtype uint16, either bool) result {
 	key := cache.AppendKey(make([]byte, 0, len(name)+8), name, qtype, q.Class, q.DO, q.CD)
 	now := r.cache.Now()
@@ -29,7 +36,11 @@ func (r *Resolver) fetch(ctx context.Context, name []byte, q upstream.Question, 
 			return result{outcome{entry: e, ok: true}, other}
 		}
 	}
+	if ctx.Err() != nil {
+		return result{outcome{failure: tookTooLong}, qtype}
+	}
 
+	wanted := qtype
 	w := &waiter{walk: make(chan outcome, 1)}
 	f := &r.flights
 	f.mu.Lock()
@@ -62,14 +73,24 @@ func (r *Resolver) fetch(ctx context.Context, name []byte, q upstream.Question, 
 	if start {
 		go r.fly(fl, false)
 	}
+	var enough <-chan time.Time
+	if qtype != wanted {
+		t := time.NewTimer(patience)
+		defer t.Stop()
+		enough = t.C
+	}
 	select {
 	case o := <-w.walk:
 		return result{o, qtype}
+	case <-enough:
+		return r.fetch(ctx, name, q, wanted, false)
 	case <-ctx.Done():
-		return result{outcome{failure: cache.Failure{
-			Rcode: dnswire.RcodeServFail, EDE: dnswire.EDENoReachable, Text: "search-list walk took too long",
-		}}, qtype}
+		return result{outcome{failure: tookTooLong}, qtype}
 	}
+}
+
+var tookTooLong = cache.Failure{ //nolint:gochecknoglobals // a constant
+	Rcode: dnswire.RcodeServFail, EDE: dnswire.EDENoReachable, Text: "search-list walk took too long",
 }
 
 // cached returns what the cache has to say about a key.

@@ -76,8 +76,10 @@ type walks struct {
 	search atomic.Pointer[Search]
 
 	mu       sync.Mutex
-	inferred *simplelru.LRU[string, *search.List] // by the namespace's label
-	wanted   *simplelru.LRU[string, int]          // winner's index by key
+	inferred *simplelru.LRU[string, *search.List]  // by the namespace's label
+	wanted   *simplelru.LRU[string, int]           // winner's index by key
+	left     *simplelru.LRU[string, time.Duration] // names left to clients, and when
+	anyLeft  atomic.Bool
 
 	done  [NumWalkKinds][NumWalkResults]atomic.Uint64
 	saved atomic.Uint64 // questions that clients did not have to ask
@@ -88,6 +90,7 @@ func newWalks() *walks {
 	// The errors are for sizes below 1.
 	w.inferred, _ = simplelru.NewLRU[string, *search.List](inferredLists, nil)
 	w.wanted, _ = simplelru.NewLRU[string, int](wantedWalks, nil)
+	w.left, _ = simplelru.NewLRU[string, time.Duration](leftNames, nil)
 	return w
 }
 
@@ -118,7 +121,7 @@ func (w *walks) list(s *Search, client netip.Addr, qname []byte) *search.List {
 //
 // Queries with DO are never walked: a validating client builds its own names,
 // and a CNAME of ours would be bogus to it.
-func (w *walks) plan(sc *scratch, client netip.Addr) (search.Walk, bool) {
+func (w *walks) plan(sc *scratch, client netip.Addr, now time.Duration) (search.Walk, bool) {
 	s := w.search.Load()
 	if s == nil || sc.q.DO || !s.walks(sc.q.Type) {
 		return search.Walk{}, false
@@ -131,7 +134,7 @@ func (w *walks) plan(sc *scratch, client netip.Addr) (search.Walk, bool) {
 		return search.Walk{}, false
 	}
 	if s.Collapse {
-		if walk, ok := search.Collapse(l, qname); ok {
+		if walk, ok := w.begun(s, l, qname, now); ok {
 			return walk, true
 		}
 	}
@@ -162,7 +165,7 @@ func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w 
 		kind = WalkExpand
 	}
 	last := w.Len() - 1
-	r.askAhead(ctx, key, q, w)
+	ahead := r.askAhead(ctx, key, q, w)
 	var first result                    // of the queried name
 	until := r.cache.Now() + maxWalkTTL // how long the walk would end the same way
 	for i := range w.Len() {
@@ -170,7 +173,7 @@ func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w 
 		if !ok {
 			continue
 		}
-		step, res := r.decide(ctx, name, q, i == last)
+		step, res := r.decide(ctx, name, q, i == last, ahead[i])
 		if i == 0 {
 			first = res
 		}
@@ -182,12 +185,17 @@ func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w 
 		switch step {
 		case search.Fail:
 			r.walks.done[kind][WalkError].Add(1)
+			r.leaveSteps(w, q, now)
 			return r.failed(key, res.failure, now)
 		case search.Stop:
 			r.walks.done[kind][WalkNXDomain].Add(1)
+			r.leaveSteps(w, q, now)
 			return r.keep(key, q, &first, life, now)
 		case search.Win:
-			own := r.fetch(ctx, name, q, q.Type, false)
+			own := res
+			if own.qtype != q.Type {
+				own = r.fetch(ctx, name, q, q.Type, false)
+			}
 			if !own.ok {
 				r.walks.done[kind][WalkError].Add(1)
 				return r.failed(key, own.failure, now)
@@ -203,12 +211,15 @@ func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w 
 	}
 	r.walks.done[kind][WalkNXDomain].Add(1)
 	now := r.cache.Now()
+	r.leaveSteps(w, q, now)
 	return r.keep(key, q, &first, max(until-now, 0), now)
 }
 
 // decide asks for one name until it is decided how the walk goes on, and
-// returns the result that decided it.
-func (r *Resolver) decide(ctx context.Context, name []byte, q upstream.Question, last bool) (search.Step, result) {
+// returns the result that decided it. If the name was asked ahead, that is its
+// first answer: asked again, one that may not be cached would cost another
+// question.
+func (r *Resolver) decide(ctx context.Context, name []byte, q upstream.Question, last bool, ahead <-chan result) (search.Step, result) {
 	var own, other search.State
 	var res result
 	if r.withoutAAAA(named(q, name)) {
@@ -220,22 +231,30 @@ func (r *Resolver) decide(ctx context.Context, name []byte, q upstream.Question,
 		step := search.Decide(own, other, last)
 		switch step {
 		case search.Ask:
-			// While the other family's question is under way, its
-			// NXDOMAIN may save ours.
-			if res = r.fetch(ctx, name, q, q.Type, !last && other == search.Unknown); res.qtype == q.Type {
+			if ahead != nil {
+				res, ahead = <-ahead, nil
+			} else {
+				// While the other family's question is under way, its
+				// NXDOMAIN may save ours.
+				res = r.fetch(ctx, name, q, q.Type, !last && other == search.Unknown)
+			}
+			if res.qtype == q.Type {
 				own = res.state()
 			} else {
 				other = res.state()
 			}
 		case search.AskSibling:
-			if sibling(q.Type) == q.Type {
+			switch {
+			case sibling(q.Type) != q.Type:
+			case own == search.Failed:
+				return search.Fail, res
+			default:
 				return search.Stop, res
 			}
-			noData := res
-			res = r.fetch(ctx, name, q, sibling(q.Type), false)
-			other = res.state()
-			if other != search.Failed {
-				res = noData
+			asked := r.fetch(ctx, name, q, sibling(q.Type), false)
+			other = asked.state()
+			if other == search.Failed || own == search.Failed && other == search.NXDomain {
+				res = asked
 			}
 		default:
 			return step, res
@@ -250,21 +269,26 @@ func named(q upstream.Question, name []byte) upstream.Question {
 }
 
 // askAhead asks all names up to the one that won last time at once, if the walk
-// was made a while ago: what is still cached costs nothing.
-func (r *Resolver) askAhead(ctx context.Context, key []byte, q upstream.Question, w *search.Walk) {
+// was made a while ago: what is still cached costs nothing. It returns where the
+// answer to each comes, by its index.
+func (r *Resolver) askAhead(ctx context.Context, key []byte, q upstream.Question, w *search.Walk) map[int]<-chan result {
 	r.walks.mu.Lock()
 	winner, ok := r.walks.wanted.Get(string(key))
 	r.walks.mu.Unlock()
 	if !ok {
-		return
+		return nil
 	}
+	ahead := make(map[int]<-chan result, winner+1)
 	for i := range winner + 1 {
 		name, ok := w.Candidate(make([]byte, 0, dnswire.MaxNameLen), i)
 		if !ok {
 			continue
 		}
-		r.running.Go(func() { r.fetch(ctx, name, q, q.Type, i < w.Len()-1) })
+		res := make(chan result, 1)
+		ahead[i] = res
+		r.running.Go(func() { res <- r.fetch(ctx, name, q, q.Type, i < w.Len()-1) })
 	}
+	return ahead
 }
 
 // remember notes which name won.
