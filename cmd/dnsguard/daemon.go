@@ -109,9 +109,13 @@ func (d *daemon) makeParts(ctx context.Context, cfg *config.Config) error {
 	}
 	d.followCluster(ctx)
 	d.awaitService(ctx, cfg)
-	if d.forwarder, d.service, err = d.newForwarder(cfg); err != nil {
+	forwarder, service, err := d.newForwarder(cfg)
+	if err != nil {
 		return err
 	}
+	d.mu.Lock() // the cluster is followed already
+	d.forwarder, d.service = forwarder, service
+	d.mu.Unlock()
 	if d.resolver, err = resolver.New(resolver.Config{Cache: d.cache, Forwarder: d.forwarder, Settings: settings}); err != nil {
 		return err
 	}
