@@ -22,7 +22,7 @@ const patience = 250 * time.Millisecond
 // asks q: in the cache, or by joining or starting a flight. With either, the
 // NXDOMAIN of the other address family will do, and a question of it that is
 // under way is waited for a while instead of asking ours; the result tells the
-// type.
+// type. What it costs of Limits.InFlight is the caller's.
 func (r *Resolver) fetch(ctx context.Context, name []byte, q upstream.Question, qtype uint16, either bool) result {
 	key := cache.AppendKey(make([]byte, 0, len(name)+8), name, qtype, q.Class, q.DO, q.CD)
 	now := r.cache.Now()
@@ -52,14 +52,9 @@ func (r *Resolver) fetch(ctx context.Context, name []byte, q upstream.Question, 
 	}
 	start := fl == nil
 	if start {
-		if len(f.byKey) >= f.limits.InFlight {
-			f.mu.Unlock()
-			r.flown.shed[ShedInFlight].Add(1)
-			return result{outcome{failure: cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEOther, Text: shedText[ShedInFlight]}}, qtype}
-		}
 		asked := q
 		asked.Name, asked.Type = name, qtype
-		fl = f.add(key, netip.Addr{}, asked, nil)
+		fl = f.add(key, netip.Addr{}, asked, nil, 0)
 		r.running.Add(1)
 	}
 	if fl.stale.ok {
@@ -116,7 +111,7 @@ func (r *Resolver) keep(key []byte, q upstream.Question, res *result, life, now 
 	}
 	msg := render(res, q, q.Name, now)
 	var resp dnswire.Response
-	if err := dnswire.ParseResponse(msg, &resp); err != nil {
+	if err := dnswire.ParseResponse(msg, &resp); err != nil || res.stale {
 		return res.outcome
 	}
 	for i := range resp.Records {
@@ -164,7 +159,9 @@ func (r *Resolver) lead(key []byte, q upstream.Question, winner []byte, own *res
 	if err != nil {
 		return r.failed(key, cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEInvalidData, Text: "search-list walk: " + err.Error()}, now)
 	}
-	return r.store(key, msg, &resp, now)
+	o := r.store(key, msg, &resp, now)
+	o.stale = own.stale
+	return o
 }
 
 // render returns the whole answer about a name as a message.

@@ -21,6 +21,7 @@ type flight struct {
 	question upstream.Question
 	client   netip.Addr   // who is charged for it; invalid for prefetches
 	walk     *search.Walk // if the question is a walk's
+	cost     int          // of Limits.InFlight
 	waiters  []*waiter
 	// stale, once stale.ok, is what clients that come now are answered
 	// with: the stale timer has run out (RFC 8767 section 5).
@@ -52,8 +53,24 @@ type flights struct {
 	mu        sync.Mutex
 	byKey     map[string]*flight
 	perClient map[netip.Addr]int // flights that a client is charged for
+	taken     int                // of limits.InFlight
 	waiters   int
 	limits    Limits
+}
+
+// What of Limits.InFlight is taken for a question, and for a walk: itself and the
+// question that it has under way, one after the other. So a walk that has begun
+// is never short of a question, and what walks cost is known before they begin.
+const (
+	costQuestion = 1
+	costWalk     = 2
+)
+
+func cost(w *search.Walk) int {
+	if w != nil {
+		return costWalk
+	}
+	return costQuestion
 }
 
 // waitersPerFlight bounds all waiters by a multiple of Limits.InFlight:
@@ -61,23 +78,46 @@ type flights struct {
 // memory (about 0.4 KiB).
 const waitersPerFlight = 8
 
-// admit says whether client may start one more flight. Fairness between
-// clients is enforced only under pressure, from half of the total on: a proxy
-// with 500 clusters rightly asks 1,000 names at once when it starts.
-func (f *flights) admit(client netip.Addr) (Shed, bool) {
-	n := len(f.byKey)
+// admit says whether client may start one more flight of that cost. Fairness
+// between clients is enforced only under pressure, from half of the total on: a
+// proxy with 500 clusters rightly asks 1,000 names at once when it starts.
+func (f *flights) admit(client netip.Addr, cost int) (Shed, bool) {
 	switch {
-	case n >= f.limits.InFlight:
+	case f.taken+cost > f.limits.InFlight:
 		return ShedInFlight, false
-	case n >= f.limits.InFlight/2 && f.perClient[client] >= f.limits.InFlightPerClient:
+	case f.taken >= f.limits.InFlight/2 && f.perClient[client] >= f.limits.InFlightPerClient:
 		return ShedClient, false
 	}
 	return 0, true
 }
 
-// add enters a new flight for the key; the caller holds mu.
-func (f *flights) add(key []byte, client netip.Addr, q upstream.Question, w *search.Walk) *flight {
-	fl := &flight{key: string(key), client: client, question: q}
+// spare reports whether n more can be taken for work that nobody waits for. It
+// gives way to clients: nothing of it starts in the upper half of the total.
+func (f *flights) spare(n int) bool { return f.taken+n <= f.limits.InFlight/2 }
+
+// takeSpare takes n, if they are spare.
+func (f *flights) takeSpare(n int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.spare(n) {
+		return false
+	}
+	f.taken += n
+	return true
+}
+
+// release gives n back.
+func (f *flights) release(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.taken -= n
+}
+
+// add enters a new flight for the key, whose cost has been admitted or is part
+// of what is taken already; the caller holds mu.
+func (f *flights) add(key []byte, client netip.Addr, q upstream.Question, w *search.Walk, cost int) *flight {
+	fl := &flight{key: string(key), client: client, question: q, cost: cost}
+	f.taken += cost
 	if w != nil {
 		fl.walk = w.Clone()
 	}
@@ -94,6 +134,7 @@ func (f *flights) land(fl *flight) []*waiter {
 	defer f.mu.Unlock()
 	fl.landed = true
 	delete(f.byKey, fl.key)
+	f.taken -= fl.cost
 	if fl.client.IsValid() {
 		if f.perClient[fl.client]--; f.perClient[fl.client] == 0 {
 			delete(f.perClient, fl.client)
@@ -132,11 +173,11 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 		f.mu.Unlock()
 		return r.shed(s, msg, dst, ShedWaiters), false
 	case start:
-		if reason, ok := f.admit(client); !ok {
+		if reason, ok := f.admit(client, cost(w)); !ok {
 			f.mu.Unlock()
 			return r.shed(s, msg, dst, reason), false
 		}
-		fl = f.add(s.key, client, question(s, msg), w)
+		fl = f.add(s.key, client, question(s, msg), w, cost(w))
 		r.running.Add(1)
 	case fl.stale.ok:
 		o := fl.stale
@@ -159,8 +200,8 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 }
 
 // startPrefetch starts a flight that nobody waits for, to renew an entry that
-// is about to expire; w is its walk, if it is one's. It gives way to clients: nothing starts in the upper
-// half of the total, nor while the question is failing.
+// is about to expire; w is its walk, if it is one's. Nothing starts while the
+// question is failing, nor in the upper half of the total.
 func (r *Resolver) startPrefetch(s *scratch, msg []byte, w *search.Walk, now time.Duration) {
 	if _, failing := r.cache.Failure(s.key, now); failing {
 		return
@@ -168,12 +209,12 @@ func (r *Resolver) startPrefetch(s *scratch, msg []byte, w *search.Walk, now tim
 	f := &r.flights
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, ok := f.byKey[string(s.key)]; ok || len(f.byKey) >= f.limits.InFlight/2 || r.draining.Load() {
+	if _, ok := f.byKey[string(s.key)]; ok || r.draining.Load() || !f.spare(cost(w)) {
 		return
 	}
 	s.c.prefetches.Add(1)
 	r.running.Add(1)
-	go r.fly(f.add(s.key, netip.Addr{}, question(s, msg), w), true)
+	go r.fly(f.add(s.key, netip.Addr{}, question(s, msg), w, cost(w)), true)
 }
 
 // fly works on one flight until it has landed. What was stored between a
@@ -201,9 +242,6 @@ func (r *Resolver) fly(fl *flight, prefetch bool) {
 	} else {
 		o = r.ask(r.ctx, key, fl.question)
 	}
-	if o.stale {
-		r.flown.hits[HitStale].Add(1)
-	}
 	r.answerAll(r.flights.land(fl), r.cache.Now(), o)
 }
 
@@ -220,7 +258,6 @@ func (r *Resolver) answerStale(fl *flight, e cache.Entry) {
 	fl.stale = o
 	waiters := f.take(fl)
 	f.mu.Unlock()
-	r.flown.hits[HitStale].Add(uint64(len(waiters)))
 	r.answerAll(waiters, r.cache.Now(), o)
 }
 
@@ -270,6 +307,9 @@ func (r *Resolver) answerAll(waiters []*waiter, now time.Duration, o outcome) {
 		if w.walk != nil {
 			w.walk <- o
 			continue
+		}
+		if o.stale {
+			w.c.hits[HitStale].Add(1)
 		}
 		// Room for the length that goes before a message over TCP.
 		msg := r.encode(w.c, (*buf)[:2], w.query, &w.q, w.src.transport, now, o)

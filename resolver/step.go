@@ -18,6 +18,8 @@ const (
 	// leftFor is how long: a walk's answer is kept for maxWalkTTL, and its
 	// client may take as long again for the steps.
 	leftFor = 2 * maxWalkTTL
+	// leftAgain is how often it is noted anew: not for every hit.
+	leftAgain = time.Second
 )
 
 // leaveSteps prepares for the steps of a walk's client.
@@ -77,7 +79,9 @@ func (w *walks) leave(s *Search, walk *search.Walk, now time.Duration) {
 			continue
 		}
 		w.mu.Lock()
-		w.left.Add(string(name), now)
+		if at, ok := w.left.Peek(string(name)); !ok || now-at >= leftAgain {
+			w.left.Add(string(name), now)
+		}
 		w.mu.Unlock()
 		w.anyLeft.Store(true)
 	}

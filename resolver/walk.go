@@ -270,23 +270,28 @@ func named(q upstream.Question, name []byte) upstream.Question {
 
 // askAhead asks all names up to the one that won last time at once, if the walk
 // was made a while ago: what is still cached costs nothing. It returns where the
-// answer to each comes, by its index.
+// answer to each comes, by its index. While there is much to do, names are asked
+// one after the other.
 func (r *Resolver) askAhead(ctx context.Context, key []byte, q upstream.Question, w *search.Walk) map[int]<-chan result {
 	r.walks.mu.Lock()
 	winner, ok := r.walks.wanted.Get(string(key))
 	r.walks.mu.Unlock()
-	if !ok {
+	if !ok || !r.flights.takeSpare(winner+1) {
 		return nil
 	}
 	ahead := make(map[int]<-chan result, winner+1)
 	for i := range winner + 1 {
 		name, ok := w.Candidate(make([]byte, 0, dnswire.MaxNameLen), i)
 		if !ok {
+			r.flights.release(1)
 			continue
 		}
 		res := make(chan result, 1)
 		ahead[i] = res
-		r.running.Go(func() { res <- r.fetch(ctx, name, q, q.Type, i < w.Len()-1) })
+		r.running.Go(func() {
+			defer r.flights.release(1)
+			res <- r.fetch(ctx, name, q, q.Type, i < w.Len()-1)
+		})
 	}
 	return ahead
 }
