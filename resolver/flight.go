@@ -54,6 +54,7 @@ type flights struct {
 	byKey     map[string]*flight
 	perClient map[netip.Addr]int // flights that a client is charged for
 	taken     int                // of limits.InFlight
+	ahead     int                // questions that walks ask ahead; they take from nobody
 	waiters   int
 	limits    Limits
 }
@@ -91,26 +92,26 @@ func (f *flights) admit(client netip.Addr, cost int) (Shed, bool) {
 	return 0, true
 }
 
-// spare reports whether n more can be taken for work that nobody waits for. It
-// gives way to clients: nothing of it starts in the upper half of the total.
-func (f *flights) spare(n int) bool { return f.taken+n <= f.limits.InFlight/2 }
+// spare reports whether n more can be asked that nobody has to wait for. It gives
+// way to clients: nothing of it starts in the upper half of the total.
+func (f *flights) spare(n int) bool { return f.taken+f.ahead+n <= f.limits.InFlight/2 }
 
-// takeSpare takes n, if they are spare.
-func (f *flights) takeSpare(n int) bool {
+// beginAhead makes room for a walk to ask n names ahead, if there is.
+func (f *flights) beginAhead(n int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.spare(n) {
 		return false
 	}
-	f.taken += n
+	f.ahead += n
 	return true
 }
 
-// release gives n back.
-func (f *flights) release(n int) {
+// endAhead says that one of them is answered, or was none.
+func (f *flights) endAhead() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.taken -= n
+	f.ahead--
 }
 
 // add enters a new flight for the key, whose cost has been admitted or is part

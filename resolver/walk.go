@@ -276,20 +276,20 @@ func (r *Resolver) askAhead(ctx context.Context, key []byte, q upstream.Question
 	r.walks.mu.Lock()
 	winner, ok := r.walks.wanted.Get(string(key))
 	r.walks.mu.Unlock()
-	if !ok || !r.flights.takeSpare(winner+1) {
+	if !ok || !r.flights.beginAhead(winner + 1) {
 		return nil
 	}
 	ahead := make(map[int]<-chan result, winner+1)
 	for i := range winner + 1 {
 		name, ok := w.Candidate(make([]byte, 0, dnswire.MaxNameLen), i)
 		if !ok {
-			r.flights.release(1)
+			r.flights.endAhead()
 			continue
 		}
 		res := make(chan result, 1)
 		ahead[i] = res
 		r.running.Go(func() {
-			defer r.flights.release(1)
+			defer r.flights.endAhead()
 			res <- r.fetch(ctx, name, q, q.Type, i < w.Len()-1)
 		})
 	}

@@ -69,8 +69,8 @@ func TestWalksUnderPressure(t *testing.T) {
 					}
 				}
 				r.flights.mu.Lock()
-				if r.flights.taken != 0 {
-					t.Errorf("%d still taken", r.flights.taken)
+				if r.flights.taken != 0 || r.flights.ahead != 0 {
+					t.Errorf("%d still taken, %d ahead", r.flights.taken, r.flights.ahead)
 				}
 				r.flights.mu.Unlock()
 			})
