@@ -24,7 +24,7 @@ type Forwarder interface {
 
 // Limits bound what is held for clients.
 type Limits struct {
-	InFlight          int // questions under way
+	InFlight          int // questions under way; a search-list walk counts as two
 	InFlightPerClient int // of one client address, once half of InFlight is taken
 	Conns             int // TCP connections
 	ConnsPerClient    int // of one client address

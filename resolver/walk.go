@@ -276,7 +276,7 @@ func (r *Resolver) askAhead(ctx context.Context, key []byte, q upstream.Question
 	r.walks.mu.Lock()
 	winner, ok := r.walks.wanted.Get(string(key))
 	r.walks.mu.Unlock()
-	if !ok || !r.flights.beginAhead(winner + 1) {
+	if !ok || !r.flights.beginAhead(winner+1) {
 		return nil
 	}
 	ahead := make(map[int]<-chan result, winner+1)
