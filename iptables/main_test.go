@@ -164,16 +164,12 @@ func startRole(t *testing.T, ns *lab.Namespace, role string) *roleProcess {
 	return &roleProcess{proc: proc, out: bufio.NewReader(out)}
 }
 
-// ready waits for the process's first line.
-func (p *roleProcess) ready(t *testing.T) {
+// line waits for the process's next line.
+func (p *roleProcess) line(t *testing.T) string {
 	t.Helper()
-	if _, err := p.out.ReadString('\n'); err != nil {
+	text, err := p.out.ReadString('\n')
+	if err != nil {
 		t.Fatalf("role ended: %v", err)
 	}
-}
-
-// wait waits for the end of the process.
-func (p *roleProcess) wait() error {
-	<-p.proc.Done()
-	return p.proc.Err()
+	return strings.TrimSpace(text)
 }

@@ -98,7 +98,7 @@ func TestRepair(t *testing.T) {
 				t.Run(d.name, func(t *testing.T) {
 					repairs := a.stats().Repairs
 					command(t, ns, "*raw\nCOMMIT\n", d.command[0], d.command[1:]...)
-					took := within(t, time.Second, "repair", func() bool { return state(t, ns, v) == want })
+					took := within(t, slack*time.Second, "repair", func() bool { return state(t, ns, v) == want })
 					t.Logf("%v", took.Round(time.Millisecond))
 					a.await(Repaired, 1)
 					within(t, time.Second, "count", func() bool { return a.stats().Repairs > repairs })

@@ -20,7 +20,7 @@ func TestUpgrade(t *testing.T) {
 				cfg := agentConfig{Config: clusterIPConfig(), Sockets: 2, Steer: true}
 				old := startAgent(t, s.Node.Namespace, cfg)
 				old.awaitTaking(4)
-				const length, rate = 3 * time.Second, 400
+				const length, rate = 3 * time.Second, 400 / slack
 				streams := s.streams(variant{}, rate, length)
 				for _, st := range streams {
 					// glibc's: on a busy machine the newcomer needs a second to
@@ -43,7 +43,8 @@ func TestUpgrade(t *testing.T) {
 				if stall > 0 {
 					old.signal(syscall.SIGCONT)
 				}
-				old.call("Leave", 200*time.Millisecond, nil)
+				// Long enough to read what has gathered, also on a busy machine.
+				old.call("Leave", 200*time.Millisecond+5*stall, nil)
 				old.call("Close", struct{}{}, nil)
 				old.kill()
 				settled := false
@@ -81,7 +82,7 @@ func TestHungPredecessor(t *testing.T) {
 	old.signal(syscall.SIGSTOP)
 	young := startAgent(t, s.Node.Namespace, cfg)
 	young.awaitTaking(4)
-	streams := s.streams(variant{}, 200, 2*time.Second)
+	streams := s.streams(variant{}, 200/slack, 2*time.Second)
 	wait := run(t, streams)
 	<-time.After(time.Second)
 	old.kill()
