@@ -32,18 +32,24 @@ func (r *Resolver) fetch(ctx context.Context, name []byte, q upstream.Question, 
 	var otherKey []byte
 	if other := sibling(qtype); either && other != qtype {
 		otherKey = cache.AppendKey(make([]byte, 0, len(name)+8), name, other, q.Class, q.DO, q.CD)
-		if e, kind := r.cache.Lookup(otherKey, now); kind == cache.Negative && e.Rcode() == dnswire.RcodeNXDomain {
-			return result{outcome{entry: e, ok: true}, other}
-		}
-	}
-	if ctx.Err() != nil {
-		return result{outcome{failure: tookTooLong}, qtype}
 	}
 
 	wanted := qtype
 	w := &waiter{walk: make(chan outcome, 1)}
 	f := &r.flights
 	f.mu.Lock()
+	// With mu held: what a flight finds is in the cache before it lands, so a
+	// question is seen as either under way or answered.
+	if otherKey != nil {
+		if e, kind := r.cache.Lookup(otherKey, now); kind == cache.Negative && e.Rcode() == dnswire.RcodeNXDomain {
+			f.mu.Unlock()
+			return result{outcome{entry: e, ok: true}, sibling(qtype)}
+		}
+	}
+	if ctx.Err() != nil {
+		f.mu.Unlock()
+		return result{outcome{failure: tookTooLong}, qtype}
+	}
 	fl := f.byKey[string(key)]
 	if fl == nil && otherKey != nil {
 		if fl = f.byKey[string(otherKey)]; fl != nil {
