@@ -68,7 +68,7 @@ tests() {
 	if [ -z "$again" ]; then
 		exit 1
 	fi
-	echo "test: stage $stage: once more:" $again
+	echo "test: stage $stage: once more:" "${again//$'\n'/ }"
 	# shellcheck disable=SC2086 # one word each
 	run "$stage-again" go test -p 1 -count=1 -v "$@" $again
 }
