@@ -75,7 +75,8 @@ func TestJudge(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			err := judge([]*act{
-				{pinned: script(c.withoutPinned)}, {pinned: script(c.guarded)},
+				{pinned: script(c.withoutPinned)},
+				{pinned: script(c.guarded)},
 				{pinned: script(c.pinned), fresh: script(c.newPorts)},
 			})
 			if (err == nil) != c.ok {
