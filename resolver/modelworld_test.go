@@ -18,7 +18,7 @@ import (
 )
 
 // modelFamilies are the types of questions, as index 0 and 1.
-var modelFamilies = [2]uint16{dns.TypeA, dns.TypeAAAA} //nolint:gochecknoglobals // a constant
+var modelFamilies = [2]uint16{dns.TypeA, dns.TypeAAAA}
 
 // modelName is what a name of a world has.
 type modelName struct {
@@ -143,8 +143,18 @@ func newModelWorld(r *rand.Rand) *modelWorld {
 	w.denial = []uint32{0, 1, 5, 300}[r.IntN(4)]
 	w.timeouts = r.IntN(4) == 0
 	states := [][2]search.State{
-		{data, data}, {data, none}, {none, data}, {none, none}, {denied, denied},
-		{failed, failed}, {data, failed}, {failed, data}, {none, failed}, {failed, none}, {denied, failed}, {failed, denied},
+		{data, data},
+		{data, none},
+		{none, data},
+		{none, none},
+		{denied, denied},
+		{failed, failed},
+		{data, failed},
+		{failed, data},
+		{none, failed},
+		{failed, none},
+		{denied, failed},
+		{failed, denied},
 	}
 	switch {
 	case r.IntN(2) == 0: // a world without failures
