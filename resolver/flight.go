@@ -84,7 +84,7 @@ const waitersPerFlight = 8
 // proxy with 500 clusters rightly asks 1,000 names at once when it starts.
 func (f *flights) admit(client netip.Addr, cost int) (Shed, bool) {
 	switch {
-	case f.taken+cost > f.limits.InFlight:
+	case f.taken+min(cost, f.limits.InFlight) > f.limits.InFlight: // alone, all are admitted
 		return ShedInFlight, false
 	case f.taken >= f.limits.InFlight/2 && f.perClient[client] >= f.limits.InFlightPerClient:
 		return ShedClient, false

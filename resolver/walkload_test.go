@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"testing"
@@ -16,8 +17,9 @@ import (
 func TestWalksUnderPressure(t *testing.T) {
 	for name, tt := range map[string]struct {
 		walks, questions int // asked at once, questions first
+		limit            int // 0: 100
 		before           int // walks among them that have been made before: their names are asked ahead
-		answered         int // of the walks, with a limit of 100
+		answered         int // of the walks
 	}{
 		"room for all":              {walks: 50, answered: 50},
 		"too many walks":            {walks: 100, answered: 50},
@@ -26,6 +28,7 @@ func TestWalksUnderPressure(t *testing.T) {
 		"no room at all":            {walks: 10, questions: 100},
 		"made before":               {walks: 50, before: 50, answered: 50},
 		"made before, and too many": {walks: 100, before: 100, answered: 50},
+		"a limit of one":            {walks: 3, limit: 1, answered: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -34,7 +37,8 @@ func TestWalksUnderPressure(t *testing.T) {
 					z[fmt.Sprintf("a%d.b.", i)] = "A"
 				}
 				f := &fakeForwarder{answer: z.answer(t)}
-				r := newTestResolver(t, f, withSearch(t), func(s *Settings) { s.Limits.InFlight, s.Limits.InFlightPerClient = 100, 100 })
+				limit := cmp.Or(tt.limit, 100)
+				r := newTestResolver(t, f, withSearch(t), func(s *Settings) { s.Limits.InFlight, s.Limits.InFlightPerClient = limit, limit })
 				defer end(t, r)
 				c, others := newClient(t, r, "10.0.0.1", UDP), newClient(t, r, "10.0.0.2", UDP)
 				walk := func(i int) string { return fmt.Sprintf("a%d.b.shop.svc.cluster.local.", i) }
