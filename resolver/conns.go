@@ -31,6 +31,7 @@ type conns struct {
 	limits    Limits
 	open      map[*tcpConn]*Endpoint
 	perClient map[netip.Addr]int
+	hurried   time.Time // when idle connections were last told to make room
 }
 
 // admit enters a new connection, or says why not.
@@ -46,8 +47,18 @@ func (c *conns) admit(t *tcpConn, ep *Endpoint) (Shed, bool) {
 	}
 	c.open[t] = ep
 	c.perClient[client]++
+	if c.crowded() && time.Since(c.hurried) >= idleCrowded {
+		c.hurried = time.Now()
+		for o := range c.open {
+			o.makeRoom()
+		}
+	}
 	return 0, true
 }
+
+// crowded reports whether more than three quarters of the connections are taken;
+// the caller holds mu.
+func (c *conns) crowded() bool { return len(c.open) > c.limits.Conns*3/4 }
 
 // remove takes a connection out.
 func (c *conns) remove(t *tcpConn) {
@@ -64,7 +75,7 @@ func (c *conns) remove(t *tcpConn) {
 func (c *conns) idle() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.open) > c.limits.Conns*3/4 {
+	if c.crowded() {
 		return idleCrowded
 	}
 	return idleTimeout

@@ -64,6 +64,7 @@ type tcpConn struct {
 	drain   bool
 	stopped bool // nothing more is read
 	asked   bool // something was read
+	idle    bool // waits for the next query, for as long as usual
 }
 
 func newTCPConn(r *Resolver, conn net.Conn, peer netip.AddrPort, c *counters) *tcpConn {
@@ -109,6 +110,16 @@ func (t *tcpConn) startDrain() {
 	t.deadlineLocked(drainFirst)
 }
 
+// makeRoom shortens the time that an idle connection has, once.
+func (t *tcpConn) makeRoom() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.idle {
+		t.idle = false
+		t.deadlineLocked(idleCrowded)
+	}
+}
+
 // stop tells the reader to read nothing more; what it has read is answered.
 func (t *tcpConn) stop() {
 	t.mu.Lock()
@@ -147,9 +158,14 @@ func (t *tcpConn) deadlineLocked(d time.Duration) {
 // are there, they came in time: it is this goroutine that is late.
 func (t *tcpConn) first(br *bufio.Reader) error {
 	for {
-		t.deadline(t.r.conns.idle())
+		d := t.r.conns.idle()
+		t.mu.Lock()
+		t.idle = true
+		t.deadlineLocked(d)
+		t.mu.Unlock()
 		_, err := br.Peek(1)
 		t.mu.Lock()
+		t.idle = false
 		t.asked = t.asked || err == nil
 		over := t.broken || t.stopped
 		t.mu.Unlock()

@@ -157,6 +157,39 @@ func TestTCPCloses(t *testing.T) {
 	}
 }
 
+// TestTCPIdleMakeRoom: when connections become many, those that have been idle
+// since before make room as well, and no later for more that come.
+func TestTCPIdleMakeRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)}, func(s *Settings) { s.Limits.Conns = 10 })
+		old, _ := pipeConn(t, r)
+		busy, _ := pipeConn(t, r)
+		mustWrite(t, busy, frame(t, query("example.com.", dns.TypeA)))
+		mustRead(t, busy)
+		time.Sleep(idleTimeout / 2)
+		start := time.Now()
+		for range 7 {
+			pipeConn(t, r)
+		}
+		time.Sleep(idleCrowded * 3 / 4)
+		pipeConn(t, r)
+		mustWrite(t, busy, frame(t, query("example.com.", dns.TypeA))) // in time: it stays
+		mustRead(t, busy)
+		if _, err := readMsg(old); !errors.Is(err, io.EOF) {
+			t.Errorf("read: %v, want EOF", err)
+		}
+		if d := time.Since(start); d != idleCrowded {
+			t.Errorf("closed %v after it became crowded, want %v", d, idleCrowded)
+		}
+		time.Sleep(idleCrowded / 2)
+		mustWrite(t, busy, frame(t, query("example.com.", dns.TypeA)))
+		mustRead(t, busy)
+		_ = busy.Close()
+		time.Sleep(time.Minute)
+		end(t, r)
+	})
+}
+
 // trickle sends an octet every half a second until that is refused.
 func trickle(t *testing.T, c net.Conn) {
 	start := time.Now()
