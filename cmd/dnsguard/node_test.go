@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	if name := os.Getenv(goLookupEnv); name != "" {
-		fmt.Println(goLookup(name))
+	if os.Getenv(goLookupEnv) != "" {
+		goLookups(os.Stdin, os.Stdout)
 		return
 	}
 	os.Exit(m.Run())
