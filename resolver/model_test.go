@@ -257,7 +257,7 @@ func playModel(t *testing.T, seed uint64, flaky int, judge func(w *modelWorld, c
 // that: where a name is denied for one family and fails for the other, a libc
 // may stop, and we go on, since NXDOMAIN is for the name (RFC 8020 section 2).
 func TestModel(t *testing.T) {
-	const worlds = 1200
+	const worlds = 1000
 	lookups, beyond, questions := 0, 0, 0
 	for seed := range uint64(worlds) {
 		questions += playModel(t, seed, 0, func(w *modelWorld, c *modelClient, name, got string) {
@@ -286,7 +286,7 @@ func TestModel(t *testing.T) {
 // never finds addresses of two names, nor another host than a failure of its
 // own would have led it to.
 func TestModelFlaky(t *testing.T) {
-	const worlds = 1200
+	const worlds = 1000
 	lookups, questions := 0, 0
 	for seed := range uint64(worlds) {
 		questions += playModel(t, seed, 8, func(w *modelWorld, c *modelClient, name, got string) {
