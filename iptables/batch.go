@@ -35,17 +35,17 @@ type batch struct {
 	err      error    // the first encoding that went wrong
 }
 
-// BatchError says which part of a transaction the kernel refused.
-type BatchError struct {
+// batchError says which part of a transaction the kernel refused.
+type batchError struct {
 	Op  string // for example "add rule dnsguard take4 1"
 	Err error  // what the kernel said, a syscall.Errno inside
 }
 
 // Error returns "op: cause".
-func (e *BatchError) Error() string { return e.Op + ": " + e.Err.Error() }
+func (e *batchError) Error() string { return e.Op + ": " + e.Err.Error() }
 
 // Unwrap returns the cause.
-func (e *BatchError) Unwrap() error { return e.Err }
+func (e *batchError) Unwrap() error { return e.Err }
 
 func (b *batch) add(name string, kind uint16, flags netlink.HeaderFlags, attrs ...netlink.Attribute) {
 	data, err := netlink.MarshalAttributes(attrs)
@@ -323,7 +323,7 @@ func (b *batch) send(c *netlink.Conn, end bool) error {
 	}
 	for _, name := range b.names {
 		if _, err := c.Receive(); err != nil {
-			err = &BatchError{Op: name, Err: err}
+			err = &batchError{Op: name, Err: err}
 			return errors.Join(err, discard(c))
 		}
 	}

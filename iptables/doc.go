@@ -51,8 +51,7 @@
 //
 // Processes may overlap in an upgrade. Each takes a slot (see slot), which
 // names its table; the newest keeps what they share. Sockets.Steer gives the
-// newcomer everything, Sockets.Leave takes the predecessor out without losing
-// what is in its queues. Start adopts or removes what dead processes left,
+// newcomer everything. Start adopts or removes what dead processes left,
 // Cleanup removes everything.
 //
 // The order matters. Start: Listen, then Start (sockets before rules), then the
@@ -66,7 +65,7 @@
 //	  flag owner         5.12; before, the rules stay but match nothing
 //	iptables backend     3.11 (xt_socket --nowildcard), xt_recent, CT --notrack
 //	routing              4.17 (protocol of routing rules)
-//	sockets              3.9 (SO_REUSEPORT); Steer 4.6; Leave 5.4; Settle 5.3
+//	sockets              3.9 (SO_REUSEPORT); Steer 4.6, without loss 5.4
 //
 // Probes at run time decide; the numbers only tell what to expect.
 //

@@ -132,7 +132,7 @@ func (c *ListenConfig) setOptions(fd int, network string) error {
 	return nil
 }
 
-// Close closes what is still open. What waits in the queues is lost: see Leave.
+// Close closes what is still open. What waits in the queues is lost.
 func (s *Sockets) Close() error {
 	var errs []error
 	for _, c := range s.UDP {

@@ -207,7 +207,7 @@ func TestBatchErrors(t *testing.T) {
 			var b batch
 			b.assert(&broken)
 			err := b.commit(c)
-			var be *BatchError
+			var be *batchError
 			if !errors.As(err, &be) || be.Op != "add rule t c 1 (jump nowhere)" || !errors.Is(err, unix.ENOENT) {
 				t.Errorf("commit: %v", err)
 			}
@@ -238,7 +238,7 @@ func TestNFTSupport(t *testing.T) {
 		unix.ENOENT: true, unix.EOPNOTSUPP: true, unix.EINVAL: true, unix.EPROTONOSUPPORT: true,
 		unix.ENOBUFS: false, unix.EINTR: false, unix.ENOMEM: false, unix.EPERM: false, unix.EBUSY: false,
 	} {
-		if got := errors.Is(nftSupport(&BatchError{Op: "add", Err: errno}), ErrNotSupported); got != conclusive {
+		if got := errors.Is(nftSupport(&batchError{Op: "add", Err: errno}), ErrNotSupported); got != conclusive {
 			t.Errorf("%v: not supported: %v, want %v", errno, got, conclusive)
 		}
 	}

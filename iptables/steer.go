@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"syscall"
 	"unsafe"
@@ -22,10 +21,11 @@ import (
 // The kernel keeps a group's sockets in the order of their binding, and fills
 // the place of one that closes with the last. As a predecessor closes its
 // sockets one after another, an index that we give may come to lie behind the
-// end; the kernel then chooses by hash, and passes over sockets that left by
-// Leave (Linux 5.4). So nothing is lost in an orderly hand-over, and next to
-// nothing (what arrives within the microseconds of an exit) if a predecessor
-// is killed. Call Settle from time to time until it reports true.
+// end; the kernel then chooses by hash, and passes over UDP sockets that are
+// connected (Linux 5.4). So a process that leaves first connects its sockets to
+// a peer that does not exist, then reads them empty, then closes them: nothing
+// is lost. If it is killed, what arrives within the microseconds of its exit
+// is. Call Settle from time to time until it reports true.
 func (s *Sockets) Steer() error {
 	for p, conns := range s.raw() {
 		program, err := steering(s.first[p], len(conns))
@@ -104,39 +104,6 @@ func attach(c syscall.RawConn, program []bpf.RawInstruction) error {
 	return errors.Join(cerr, err)
 }
 
-// deadPeer is where nothing ever comes from: the discard port of this node,
-// RFC 863.
-const deadPeer = 9
-
-// Leave takes the UDP sockets out of the kernel's choice without closing them:
-// they connect to a peer that does not exist, so what arrives from now on goes
-// to others that share the address (Linux 5.4). What is in their queues can
-// still be read, and answered to its sender's address: then close them.
-//
-// TCP listeners have no such way: the newcomer's Steer keeps new connections
-// from them; accept until the queue is empty, then close.
-func (s *Sockets) Leave() error {
-	for i, c := range s.UDP {
-		if err := disconnect(c, s.Addr.Addr()); err != nil {
-			return fmt.Errorf("leave udp %v, socket %d: %w", s.Addr, i, err)
-		}
-	}
-	return nil
-}
-
-func disconnect(c *net.UDPConn, addr netip.Addr) error {
-	var to unix.Sockaddr = &unix.SockaddrInet4{Port: deadPeer, Addr: [4]byte{127, 0, 0, 1}}
-	if addr.Is6() {
-		to = &unix.SockaddrInet6{Port: deadPeer, Addr: netip.IPv6Loopback().As16()}
-	}
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	cerr := raw.Control(func(fd uintptr) { err = unix.Connect(int(fd), to) })
-	return errors.Join(cerr, err)
-}
-
 // Attributes of sock_diag requests, include/uapi/linux/inet_diag.h.
 const (
 	sockDiagByFamily  = 20
@@ -146,7 +113,7 @@ const (
 )
 
 // countGroup counts the sockets in the kernel's group for an address: those
-// that listen, or UDP sockets in any state, since one that left by Leave keeps
+// that listen, or UDP sockets in any state, since one that has connected keeps
 // its place (inet_diag, Linux 3.3).
 func countGroup(p Proto, addr netip.AddrPort) (int, error) {
 	c, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)

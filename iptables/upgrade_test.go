@@ -113,7 +113,7 @@ func TestSteeringSurvivesClosings(t *testing.T) {
 			if n, err := countGroup(UDP, vip4); n != sizes[0]+sizes[1] || err != nil {
 				t.Errorf("%d sockets are in the group, %v", n, err)
 			}
-			return old.Leave()
+			return leave(old)
 		})
 		in(t, s.Node.Namespace, func() error {
 			_, _, err := mustRuleSet(t, withProbe(clusterIPConfig())).routing().ensure()
