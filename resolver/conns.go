@@ -18,7 +18,7 @@ const (
 	// to take them, all connections together, but that each may have
 	// outputShare: those who take their answers do not suffer from others
 	// who do not. 1,000 connections can have 8 MiB beyond the budget.
-	outputBudget = 16 << 20
+	outputBudget = 8 << 20
 	outputShare  = 8 << 10
 )
 

@@ -26,8 +26,8 @@ const (
 	// leaves the number open).
 	maxPipelined = 128
 	// maxOutput is from how many octets of answers on a connection is read no
-	// further until its client has taken them. One answer has up to 64 KiB.
-	maxOutput = 64 << 10
+	// further until its client has taken them: 200 usual ones, or a large one.
+	maxOutput = 16 << 10
 	// keepOutput is the largest output buffer that a connection keeps while
 	// it has nothing to write.
 	keepOutput = 4 << 10
