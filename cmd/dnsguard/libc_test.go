@@ -303,7 +303,7 @@ func libcTable(clients []libcClient, rows [][numModes][]libcRow) string {
 		for i, client := range clients {
 			a, f, o := rows[i][alone][j], rows[i][off][j], rows[i][on][j]
 			found := a.cold.found
-			if all := strings.Fields(found); len(all) > 6 {
+			if all := strings.Fields(found); len(all) > 2 && strings.HasPrefix(all[2], "192.0.2.") {
 				found = fmt.Sprintf("%d addresses", len(all))
 			}
 			if o.cold.found != a.cold.found {
