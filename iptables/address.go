@@ -39,7 +39,7 @@ func (e *AddressError) NodeLocal() bool { return strings.HasPrefix(e.Interface, 
 // addresses. Call it before Listen: our sockets would share the address with
 // whoever serves it there.
 func CheckAddresses(addrs []netip.Addr) error {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := steady(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}

@@ -3,9 +3,12 @@ package iptables
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 )
 
 func TestConfigErrors(t *testing.T) {
@@ -60,6 +63,32 @@ func TestConfigNeedsAProbe(t *testing.T) {
 	cfg.Probe = cfg.Probe[:11]
 	if _, err := New(cfg); err == nil {
 		t.Error("a probe that is no DNS message was taken")
+	}
+}
+
+// TestSteady lists until the kernel says that nothing changed meanwhile.
+func TestSteady(t *testing.T) {
+	broken := errors.New("broken")
+	for name, tc := range map[string]struct {
+		answers []error
+		want    error
+		lists   int
+	}{
+		"at once":       {[]error{nil}, nil, 1},
+		"the third":     {[]error{netlink.ErrDumpInterrupted, netlink.ErrDumpInterrupted, nil}, nil, 3},
+		"never":         {slices.Repeat([]error{netlink.ErrDumpInterrupted}, 9), nil, 5},
+		"another error": {[]error{netlink.ErrDumpInterrupted, broken}, broken, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lists := 0
+			got, err := steady(func() (int, error) {
+				lists++
+				return lists, tc.answers[lists-1]
+			})
+			if got != tc.lists || !errors.Is(err, tc.want) || (err == nil) != (tc.want == nil) {
+				t.Errorf("list %d, %v; want %d, %v", got, err, tc.lists, tc.want)
+			}
+		})
 	}
 }
 

@@ -33,7 +33,7 @@ type Interceptor struct {
 	// mu is held for moments only, so that the heartbeat never waits.
 	mu        sync.Mutex
 	targets   Targets
-	withdrawn map[Service]bool
+	withdrawn map[Service]string // with the reason
 	taking    map[Service]bool // what the kernel was last seen to do
 	lastBeat  time.Time
 	asking    map[Service]bool // probes under way
@@ -58,7 +58,7 @@ func New(cfg Config) (*Interceptor, error) {
 			IPTables: func(rs RuleSet) support { return probeXT(runProgram, rs) },
 		}),
 		targets:   cfg.Targets,
-		withdrawn: make(map[Service]bool),
+		withdrawn: make(map[Service]string),
 		taking:    make(map[Service]bool),
 		asking:    make(map[Service]bool),
 		probed:    make(map[Service]error),
@@ -164,7 +164,7 @@ func (i *Interceptor) ruleSet(slot int) RuleSet {
 
 // armed returns the services that are not withdrawn. It is called with mu held.
 func (i *Interceptor) armed() []Service {
-	return slices.DeleteFunc(i.targets.services(), func(s Service) bool { return i.withdrawn[s] })
+	return slices.DeleteFunc(i.targets.services(), func(s Service) bool { return has(i.withdrawn, s) })
 }
 
 // Run probes, watches and repairs until ctx is done. It returns nil then:
@@ -181,6 +181,11 @@ func (i *Interceptor) Run(ctx context.Context) error {
 	running.Go(func() { i.keep(ctx, watcher.kick) })
 	running.Wait()
 	return nil
+}
+
+func has[K comparable, V any](m map[K]V, k K) bool {
+	_, ok := m[k]
+	return ok
 }
 
 // note changes the stats.

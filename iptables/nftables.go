@@ -154,7 +154,11 @@ func (b *batch) dropAlive(table string, services []Service) {
 // bury takes services out of @alive for good: a packet that was on its way
 // through the old rules may have renewed one behind the transaction's back.
 func (k *nftKernel) bury(services []Service) error {
-	for len(services) > 0 {
+	if len(services) == 0 {
+		return nil
+	}
+	// The transaction has ended when we look, so there is one such time at most.
+	for range 2 {
 		left, err := k.alive(services)
 		if err != nil || len(left) == 0 {
 			return err

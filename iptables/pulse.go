@@ -45,7 +45,7 @@ func (i *Interceptor) beat(ctx context.Context, k kernel, probes *sync.WaitGroup
 	stalled := !i.lastBeat.IsZero() && now.Sub(i.lastBeat) > i.cfg.AliveTimeout
 	i.lastBeat = now
 	for _, s := range armed {
-		if i.withdrawn[s] { // meanwhile
+		if has(i.withdrawn, s) { // meanwhile
 			continue
 		}
 		if stalled {

@@ -52,6 +52,13 @@ func (i *Interceptor) ensure() (repaired bool, err error) {
 		return added > 0, err
 	}
 	repaired, err = i.kernel.ensure(rs)
+	if err == nil {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		for s, reason := range i.withdrawn {
+			i.transition(s, false, reason)
+		}
+	}
 	return repaired || added > 0, err
 }
 

@@ -72,7 +72,7 @@ func hostNet(a netip.Addr) *net.IPNet {
 // check finds settings that clash with what is in the kernel already.
 func (r routing) check(ownMark uint32) error {
 	for _, fam := range r.families() {
-		rules, err := netlink.RuleList(netlinkFamily(fam))
+		rules, err := steady(func() ([]netlink.Rule, error) { return netlink.RuleList(netlinkFamily(fam)) })
 		if err != nil {
 			return fmt.Errorf("list routing rules: %w", err)
 		}
@@ -112,7 +112,9 @@ func (r routing) check(ownMark uint32) error {
 // list returns the routes in the table. The kernel sends those of every table:
 // not for regular use.
 func (r routing) list(fam int) ([]netlink.Route, error) {
-	routes, err := netlink.RouteListFiltered(netlinkFamily(fam), &netlink.Route{Table: r.table}, netlink.RT_FILTER_TABLE)
+	routes, err := steady(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlinkFamily(fam), &netlink.Route{Table: r.table}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list routes of table %d: %w", r.table, err)
 	}
@@ -124,7 +126,7 @@ func (r routing) list(fam int) ([]netlink.Route, error) {
 // before ours.
 func (r routing) ensure() (added int, foreign []string, err error) {
 	for _, fam := range r.families() {
-		rules, err := netlink.RuleList(netlinkFamily(fam))
+		rules, err := steady(func() ([]netlink.Rule, error) { return netlink.RuleList(netlinkFamily(fam)) })
 		if err != nil {
 			return added, foreign, fmt.Errorf("list routing rules: %w", err)
 		}
@@ -149,6 +151,21 @@ func (r routing) ensure() (added int, foreign []string, err error) {
 		}
 	}
 	return added, foreign, nil
+}
+
+// steady lists again when somebody changed the list meanwhile, which the kernel
+// tells. If that never ends the last list is as good as any: what is added
+// twice is refused, and what is overlooked is seen the next time.
+func steady[T any](list func() (T, error)) (T, error) {
+	const tries = 5
+	var out T
+	for range tries {
+		var err error
+		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return out, err
+		}
+	}
+	return out, nil
 }
 
 // before returns the foreign rules that sort before ours, and whether ours is
@@ -189,7 +206,7 @@ func (r routing) route(a netip.Addr) *netlink.Route {
 // wanted; with a zero routing all of them.
 func (r routing) prune() (removed int, err error) {
 	for fam := range 2 {
-		rules, err := netlink.RuleList(netlinkFamily(fam))
+		rules, err := steady(func() ([]netlink.Rule, error) { return netlink.RuleList(netlinkFamily(fam)) })
 		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 			continue // a kernel without IPv6
 		}
@@ -207,8 +224,10 @@ func (r routing) prune() (removed int, err error) {
 			}
 			removed++
 		}
-		routes, err := netlink.RouteListFiltered(netlinkFamily(fam),
-			&netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: routeProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		routes, err := steady(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(netlinkFamily(fam),
+				&netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: routeProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		})
 		if err != nil {
 			return removed, fmt.Errorf("list routes: %w", err)
 		}

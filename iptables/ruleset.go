@@ -59,9 +59,9 @@ func NewRuleSet(cfg Config) (RuleSet, error) {
 
 // newRuleSet builds the rule set of the process in a slot, with some services
 // withdrawn. cfg is valid.
-func newRuleSet(cfg Config, slot int, withdrawn map[Service]bool) RuleSet {
+func newRuleSet(cfg Config, slot int, withdrawn map[Service]string) RuleSet {
 	rs := RuleSet{cfg: cfg, slot: slot, services: cfg.services(), exclude: disjoint(cfg.Exclude)}
-	rs.armed = slices.DeleteFunc(slices.Clone(rs.services), func(s Service) bool { return withdrawn[s] })
+	rs.armed = slices.DeleteFunc(slices.Clone(rs.services), func(s Service) bool { return has(withdrawn, s) })
 	return rs
 }
 
@@ -72,7 +72,7 @@ func (rs RuleSet) Text(b Backend) string {
 	out.WriteString(rs.routing().String())
 	if b == IPTables {
 		for fam := range 2 {
-			if rs.has(fam) {
+			if rs.covers(fam) {
 				fmt.Fprintf(&out, "\n# %s --noflush -w\n%s", restoreProgram(fam), rs.restoreText(fam))
 			}
 		}
@@ -86,8 +86,8 @@ func (rs RuleSet) Text(b Backend) string {
 	return out.String()
 }
 
-// has reports whether an address of the family is intercepted.
-func (rs RuleSet) has(fam int) bool {
+// covers reports whether an address of the family is intercepted.
+func (rs RuleSet) covers(fam int) bool {
 	return slices.ContainsFunc(rs.cfg.Addresses, func(a netip.AddrPort) bool { return family(a.Addr()) == fam })
 }
 
@@ -153,7 +153,7 @@ func (rs RuleSet) process(owner bool) table {
 		notQuery,
 		rule{isMark{own, own}, done()}) // ours to upstream: to kube-proxy
 	for fam := range 2 {
-		if !rs.has(fam) {
+		if !rs.covers(fam) {
 			continue
 		}
 		t.sets = append(t.sets, rs.sets(fam)...)

@@ -44,7 +44,7 @@ func TestTextIsValid(t *testing.T) {
 			command(t, ns, rs.Text(NFTables), "nft", "-c", "-f", "-")
 			for _, variant := range []string{"nft", "legacy"} {
 				for fam, restore := range []string{"iptables-" + variant + "-restore", "ip6tables-" + variant + "-restore"} {
-					if rs.has(fam) {
+					if rs.covers(fam) {
 						command(t, ns, rs.restoreText(fam), restore, "--noflush", "--test")
 					}
 				}

@@ -153,7 +153,7 @@ func (s *Sockets) Close() error {
 // our own to upstream: their packets to an address that we intercept are not
 // taken but go to kube-proxy. mark is Config.Mark. It needs NET_ADMIN.
 func MarkUpstream(mark uint32) func(network, address string, c syscall.RawConn) error {
-	c := Config{Mark: mark}
+	c := Config{Mark: mark}.withDefaults()
 	return markSocket(c.own())
 }
 

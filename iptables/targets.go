@@ -126,15 +126,15 @@ func (i *Interceptor) swapTargets(t Targets) (before Targets) {
 // until Restore. Answers to what has been taken still leave as they must. The
 // reason is for events and Stats.
 func (i *Interceptor) Withdraw(reason string, which func(Service) bool) error {
-	return i.arm(which, func(s Service) { i.withdrawn[s] = true }, reason)
+	return i.arm(which, func(s Service) { i.withdrawn[s] = reason })
 }
 
 // Restore takes the selected services again, as soon as an answer has left.
 func (i *Interceptor) Restore(which func(Service) bool) error {
-	return i.arm(which, func(s Service) { delete(i.withdrawn, s) }, "")
+	return i.arm(which, func(s Service) { delete(i.withdrawn, s) })
 }
 
-func (i *Interceptor) arm(which func(Service) bool, set func(Service), reason string) error {
+func (i *Interceptor) arm(which func(Service) bool, set func(Service)) error {
 	i.work.Lock()
 	defer i.work.Unlock()
 	i.mu.Lock()
@@ -144,13 +144,6 @@ func (i *Interceptor) arm(which func(Service) bool, set func(Service), reason st
 		}
 	}
 	i.mu.Unlock()
-	if _, err := i.ensure(); err != nil {
-		return err // Run tries again
-	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	for s := range i.withdrawn {
-		i.transition(s, false, reason)
-	}
-	return nil
+	_, err := i.ensure() // if it fails, Run tries again
+	return err
 }

@@ -119,7 +119,7 @@ func (k *xtKernel) ensure(rs RuleSet) (repaired bool, err error) {
 	unchanged := mark == k.mark && k.now().Sub(k.compared) < compareEvery
 	for fam := range 2 {
 		text := ""
-		if rs.has(fam) {
+		if rs.covers(fam) {
 			text = rs.restoreText(fam)
 		}
 		if unchanged && k.carried[fam].text == text {
@@ -292,7 +292,7 @@ func probeXT(run program, rs RuleSet) support {
 		return support{err: xtSupport(err)}
 	}
 	for fam := range 2 {
-		if !rs.has(fam) {
+		if !rs.covers(fam) {
 			continue
 		}
 		err := k.restore(fam, rs.restoreText(fam))
