@@ -31,7 +31,7 @@ type flight struct {
 
 // waiter is a client that waits for a flight to land, or a walk.
 type waiter struct {
-	walk chan outcome // a walk's; capacity 1, and nothing else is set
+	walk chan outcome // a walk's; capacity 1, and nothing else is set: no client is charged
 
 	src     source
 	q       dnswire.Query
@@ -52,11 +52,30 @@ func newWaiter(s *scratch, msg []byte, src *source, now time.Duration, c *counte
 type flights struct {
 	mu        sync.Mutex
 	byKey     map[string]*flight
-	perClient map[netip.Addr]int // flights that a client is charged for
-	taken     int                // of limits.InFlight
-	ahead     int                // questions that walks ask ahead; they take from nobody
+	perClient map[netip.Addr]load
+	taken     int // of limits.InFlight
+	ahead     int // questions that walks ask ahead; they take from nobody
 	waiters   int
 	limits    Limits
+}
+
+// load is what a client has: flights that it is charged for, and queries that
+// wait.
+type load struct{ flights, waiters int }
+
+// charge adds to a client's load; the caller holds mu.
+func (f *flights) charge(client netip.Addr, flights, waiters int) {
+	if !client.IsValid() {
+		return
+	}
+	l := f.perClient[client]
+	l.flights += flights
+	l.waiters += waiters
+	if l == (load{}) {
+		delete(f.perClient, client)
+		return
+	}
+	f.perClient[client] = l
 }
 
 // What of Limits.InFlight is taken for a question, and for a walk: itself and the
@@ -86,7 +105,20 @@ func (f *flights) admit(client netip.Addr, cost int) (Shed, bool) {
 	switch {
 	case f.taken+min(cost, f.limits.InFlight) > f.limits.InFlight: // alone, all are admitted
 		return ShedInFlight, false
-	case f.taken >= f.limits.InFlight/2 && f.perClient[client] >= f.limits.InFlightPerClient:
+	case f.taken >= f.limits.InFlight/2 && f.perClient[client].flights >= f.limits.InFlightPerClient:
+		return ShedClient, false
+	}
+	return 0, true
+}
+
+// admitWaiter says whether one more query of the client may wait, by the same
+// rule: or one client, with few slow names, could keep all others from asking.
+func (f *flights) admitWaiter(client netip.Addr) (Shed, bool) {
+	most := f.limits.InFlight * waitersPerFlight
+	switch {
+	case f.waiters >= most:
+		return ShedWaiters, false
+	case f.waiters >= most/2 && f.perClient[client].waiters >= f.limits.InFlightPerClient*waitersPerFlight:
 		return ShedClient, false
 	}
 	return 0, true
@@ -123,9 +155,7 @@ func (f *flights) add(key []byte, client netip.Addr, q upstream.Question, w *sea
 		fl.walk = w.Clone()
 	}
 	f.byKey[fl.key] = fl
-	if client.IsValid() {
-		f.perClient[client]++
-	}
+	f.charge(client, 1, 0)
 	return fl
 }
 
@@ -136,11 +166,7 @@ func (f *flights) land(fl *flight) []*waiter {
 	fl.landed = true
 	delete(f.byKey, fl.key)
 	f.taken -= fl.cost
-	if fl.client.IsValid() {
-		if f.perClient[fl.client]--; f.perClient[fl.client] == 0 {
-			delete(f.perClient, fl.client)
-		}
-	}
+	f.charge(fl.client, -1, 0)
 	return f.take(fl)
 }
 
@@ -149,6 +175,9 @@ func (f *flights) take(fl *flight) []*waiter {
 	ws := fl.waiters
 	fl.waiters = nil
 	f.waiters -= len(ws)
+	for _, w := range ws {
+		f.charge(w.src.peer.Addr(), 0, -1)
+	}
 	return ws
 }
 
@@ -168,23 +197,24 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 	f := &r.flights
 	f.mu.Lock()
 	fl := f.byKey[string(s.key)]
-	start := fl == nil
-	switch {
-	case f.waiters >= f.limits.InFlight*waitersPerFlight:
-		f.mu.Unlock()
-		return r.shed(s, msg, dst, ShedWaiters), false
-	case start:
-		if reason, ok := f.admit(client, cost(w)); !ok {
-			f.mu.Unlock()
-			return r.shed(s, msg, dst, reason), false
-		}
-		fl = f.add(s.key, client, question(s, msg), w, cost(w))
-		r.running.Add(1)
-	case fl.stale.ok:
+	if fl != nil && fl.stale.ok {
 		o := fl.stale
 		f.mu.Unlock()
 		s.c.hits[HitStale].Add(1)
 		return r.encode(s.c, dst, msg, &s.q, src.transport, now, o), false
+	}
+	start := fl == nil
+	reason, ok := f.admitWaiter(client)
+	if ok && start {
+		reason, ok = f.admit(client, cost(w))
+	}
+	if !ok {
+		f.mu.Unlock()
+		return r.shed(s, msg, dst, reason), false
+	}
+	if start {
+		fl = f.add(s.key, client, question(s, msg), w, cost(w))
+		r.running.Add(1)
 	}
 	c := &r.flown
 	if s.listGiven {
@@ -192,6 +222,7 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 	}
 	fl.waiters = append(fl.waiters, newWaiter(s, msg, src, now, c))
 	f.waiters++
+	f.charge(client, 0, 1)
 	src.replier.owe()
 	f.mu.Unlock()
 	if start {

@@ -286,8 +286,9 @@ func TestPressure(t *testing.T) {
 		"per client only under pressure":   {limits: Limits{InFlight: 100, InFlightPerClient: 10, Conns: 1, ConnsPerClient: 1}, greedy: 80, other: 10, shedGreedy: 30, counted: ShedClient},
 		"others are served under pressure": {limits: Limits{InFlight: 100, InFlightPerClient: 10, Conns: 1, ConnsPerClient: 1}, greedy: 50, other: 10},
 		"total":                            {limits: Limits{InFlight: 10, InFlightPerClient: 10, Conns: 1, ConnsPerClient: 1}, greedy: 10, other: 3, shedOther: 3, counted: ShedInFlight},
-		"waiting is free":                  {limits: Limits{InFlight: 10, InFlightPerClient: 1, Conns: 1, ConnsPerClient: 1}, greedy: 80, sameQuestion: true},
-		"but bounded":                      {limits: Limits{InFlight: 10, InFlightPerClient: 1, Conns: 1, ConnsPerClient: 1}, greedy: 90, sameQuestion: true, shedGreedy: 10, counted: ShedWaiters},
+		"waiting is free":                  {limits: Limits{InFlight: 10, InFlightPerClient: 10, Conns: 1, ConnsPerClient: 1}, greedy: 80, sameQuestion: true},
+		"but bounded":                      {limits: Limits{InFlight: 10, InFlightPerClient: 10, Conns: 1, ConnsPerClient: 1}, greedy: 90, sameQuestion: true, shedGreedy: 10, counted: ShedWaiters},
+		"and not for one client alone":     {limits: Limits{InFlight: 10, InFlightPerClient: 1, Conns: 1, ConnsPerClient: 1}, greedy: 90, other: 4, sameQuestion: true, shedGreedy: 50, counted: ShedClient},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -115,7 +115,7 @@ func New(c Config) (*Resolver, error) {
 	r := &Resolver{cache: c.Cache, serving: map[*Endpoint]*service{}, walks: newWalks(), seed: maphash.MakeSeed()}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.flights.byKey = map[string]*flight{}
-	r.flights.perClient = map[netip.Addr]int{}
+	r.flights.perClient = map[netip.Addr]load{}
 	r.conns.open = map[*tcpConn]*Endpoint{}
 	r.conns.perClient = map[netip.Addr]int{}
 	r.buffers.New = func() any { b := make([]byte, 2, 2048); return &b }
