@@ -96,6 +96,7 @@ type Resolver struct {
 	serving map[*Endpoint]*service
 	gone    Stats  // of endpoints that were removed
 	stuck   uint64 // sockets closed by CloseStuck
+	canary  canary
 }
 
 // service is an endpoint being served.

@@ -80,8 +80,9 @@ func TestStoppedProcess(t *testing.T) {
 	const limit, interval = time.Second, 250 * time.Millisecond
 	for name, tt := range map[string]struct {
 		// began is when the work began that call i, at i*interval, sees.
-		began func(i int) time.Duration
-		stuck int // the first call that finds it stuck; 0: none
+		began  func(i int) time.Duration
+		starts int // the first call that counts
+		stuck  int // the first call that finds it stuck; 0: none
 	}{
 		"idle":                   {began: func(int) time.Duration { return 0 }},
 		"at work, always anew":   {began: func(i int) time.Duration { return time.Duration(i)*interval - time.Millisecond }},
@@ -89,6 +90,8 @@ func TestStoppedProcess(t *testing.T) {
 		"stopped, then at work":  {began: func(i int) time.Duration { return time.Duration(max(1, (i-40)*int(interval))) }},
 		"stopped, stands still":  {began: func(i int) time.Duration { return time.Millisecond }, stuck: 41 + stuckCalls - 1},
 		"stopped, then it waits": {began: func(i int) time.Duration { return time.Duration(max(0, 42-i)) }},
+		"starved":                {began: func(int) time.Duration { return time.Millisecond }, starts: 100},
+		"starved, stands still":  {began: func(int) time.Duration { return time.Millisecond }, starts: 10, stuck: 10 + stuckCalls - 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var h heartbeat
@@ -99,7 +102,7 @@ func TestStoppedProcess(t *testing.T) {
 			got := 0
 			for i := first; i < first+20 && got == 0; i++ {
 				h.since.Store(int64(tt.began(i)))
-				if h.stuck(time.Duration(i)*interval, limit) {
+				if h.stuck(time.Duration(i)*interval, limit, i >= tt.starts) {
 					got = i
 				}
 			}
@@ -107,6 +110,22 @@ func TestStoppedProcess(t *testing.T) {
 				t.Errorf("stuck at call %d, want %d", got, tt.stuck)
 			}
 		})
+	}
+}
+
+// TestCanary: while one is under way, no other is sent.
+func TestCanary(t *testing.T) {
+	var c canary
+	c.flying.Store(true)
+	if c.landed() || c.landed() {
+		t.Error("landed although it is under way")
+	}
+	c.flying.Store(false)
+	if !c.landed() {
+		t.Error("none was under way, and it has not landed")
+	}
+	for !c.landed() {
+		runtime.Gosched()
 	}
 }
 
