@@ -34,7 +34,7 @@ type Interceptor struct {
 	mu        sync.Mutex
 	targets   Targets
 	withdrawn map[Service]string // with the reason
-	taking    map[Service]bool // what the kernel was last seen to do
+	taking    map[Service]bool   // what the kernel was last seen to do
 	lastBeat  time.Time
 	asking    map[Service]bool // probes under way
 	probed    map[Service]error
