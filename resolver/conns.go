@@ -26,6 +26,10 @@ const (
 // idle, and how much output is held for them.
 type conns struct {
 	output atomic.Int64 // octets not yet written
+	// working has an element for each connection at work on a query, half as
+	// many as there are CPUs. Of those who can run, the scheduler lets each in
+	// turn, and UDP readers are but a few among hundreds of connections.
+	working chan struct{}
 
 	mu        sync.Mutex
 	limits    Limits
@@ -100,6 +104,31 @@ func (c *conns) each(of map[*Endpoint]*service, do func(*tcpConn)) {
 		}
 	}
 }
+
+// workPatience is how long a query waits for its turn. One that stands still must
+// not hold up all others for ever.
+const workPatience = 250 * time.Millisecond
+
+// beginWork waits until the connection may work on a query, and reports whether
+// it has to call endWork then.
+func (c *conns) beginWork() bool {
+	select {
+	case c.working <- struct{}{}:
+		return true
+	default:
+	}
+	t := time.NewTimer(workPatience)
+	defer t.Stop()
+	select {
+	case c.working <- struct{}{}:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+// endWork says that the work is done.
+func (c *conns) endWork() { <-c.working }
 
 // reserve takes n octets of the output budget for a connection that has own
 // octets already, if there are as many.

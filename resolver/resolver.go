@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -119,6 +120,7 @@ func New(c Config) (*Resolver, error) {
 	r.flights.perClient = map[netip.Addr]load{}
 	r.conns.open = map[*tcpConn]*Endpoint{}
 	r.conns.perClient = map[netip.Addr]int{}
+	r.conns.working = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
 	r.buffers.New = func() any { b := make([]byte, 2, 2048); return &b }
 	r.gone.Duration = Histogram{Bounds: durationBounds[:], Counts: make([]uint64, len(durationBounds)+1)}
 	if err := r.Reconfigure(c.Forwarder, c.Settings); err != nil {

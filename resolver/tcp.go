@@ -221,6 +221,9 @@ func (t *tcpConn) serve(msg []byte) {
 	}
 	t.mu.Unlock()
 
+	if t.r.conns.beginWork() {
+		defer t.r.conns.endWork()
+	}
 	now := t.r.cache.Now()
 	src := source{transport: TCP, replier: t, peer: t.peer}
 	buf := t.r.buffers.Get().(*[]byte)

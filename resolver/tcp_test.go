@@ -7,11 +7,14 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/dnsguard/dnsguard/resolver/search"
 )
 
 // pipeConn serves one end of an in-memory connection and returns the other.
@@ -186,6 +189,49 @@ func TestTCPIdleMakeRoom(t *testing.T) {
 		mustRead(t, busy)
 		_ = busy.Close()
 		time.Sleep(time.Minute)
+		end(t, r)
+	})
+}
+
+// TestTCPTurns: connections work on their queries in turns, half as many at a
+// time as there are CPUs, and one that stands still holds up nobody for long.
+func TestTCPTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release, working := make(chan struct{}), 0
+		var mu sync.Mutex
+		r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)}, withSearch(t, func(s *Search) {
+			s.Client = func(netip.Addr) (*search.List, bool) {
+				mu.Lock()
+				working++
+				mu.Unlock()
+				<-release
+				return nil, true
+			}
+		}))
+		turns := cap(r.conns.working)
+		want := func(n int) {
+			t.Helper()
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if working != n {
+				t.Errorf("%d at work, want %d", working, n)
+			}
+		}
+		for range turns + 2 {
+			conn, _ := pipeConn(t, r)
+			mustWrite(t, conn, frame(t, query("example.com.", dns.TypeA)))
+		}
+		want(turns)
+		time.Sleep(workPatience)
+		want(turns + 2)
+		close(release)
+		synctest.Wait()
+		if n := len(r.conns.working); n != 0 {
+			t.Errorf("%d turns not given back", n)
+		}
+		for ; r.Stats().Conns > 0; time.Sleep(time.Second) {
+		}
 		end(t, r)
 	})
 }
