@@ -16,8 +16,8 @@ const (
 	DefaultRulePriority = 1
 	DefaultZone         = 5353
 	DefaultAliveTimeout = time.Second
-	// MinAliveTimeout leaves room for four probes of some milliseconds each
-	// on a machine that is short of CPU.
+	// MinAliveTimeout leaves room for two probes on a machine that is short of
+	// CPU.
 	MinAliveTimeout = 500 * time.Millisecond
 )
 
@@ -93,7 +93,7 @@ type Config struct {
 
 	// Probe is a packed DNS query that the service answers from its own
 	// knowledge, at once. It is asked whenever an address has been silent for
-	// a quarter of AliveTimeout; any message with its id is an answer. Required.
+	// half of AliveTimeout; any message with its id is an answer. Required.
 	Probe []byte
 	// Received returns how often the client has been seen by the service:
 	// datagrams read, connections accepted. It is compared with what the

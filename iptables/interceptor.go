@@ -19,7 +19,7 @@ const handover = 2 * time.Second
 // concurrent use.
 type Interceptor struct {
 	cfg     Config
-	prober  prober
+	probe   func(context.Context, Service) error
 	choices *selector
 
 	// work is held while the kernel is changed, which may take long: others
@@ -36,8 +36,7 @@ type Interceptor struct {
 	withdrawn map[Service]string // with the reason
 	taking    map[Service]bool   // what the kernel was last seen to do
 	lastBeat  time.Time
-	asking    map[Service]bool // probes under way
-	probed    map[Service]error
+	probed    map[Service]finding // of the last probe
 	stats     Stats
 }
 
@@ -51,8 +50,8 @@ func New(cfg Config) (*Interceptor, error) {
 		return nil, errors.New("intercept: the probe is no DNS message")
 	}
 	return &Interceptor{
-		cfg:    cfg,
-		prober: prober{query: cfg.Probe, mark: cfg.taken()},
+		cfg:   cfg,
+		probe: prober{query: cfg.Probe, mark: cfg.taken()}.ask,
 		choices: newSelector(map[Backend]func(RuleSet) support{
 			NFTables: probeNFT,
 			IPTables: func(rs RuleSet) support { return probeXT(runProgram, rs) },
@@ -60,8 +59,7 @@ func New(cfg Config) (*Interceptor, error) {
 		targets:   cfg.Targets,
 		withdrawn: make(map[Service]string),
 		taking:    make(map[Service]bool),
-		asking:    make(map[Service]bool),
-		probed:    make(map[Service]error),
+		probed:    make(map[Service]finding),
 		ledger:    newLedger(),
 		stats:     Stats{Withdrawals: make(map[string]uint64)},
 	}, nil

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// beatsPerTimeout is how often in AliveTimeout the services are looked after:
-// a probe may be lost, and the next still comes in time.
+// beatsPerTimeout is how often in AliveTimeout the services are looked after.
+// One that has been silent for half of it is probed: that probe may be lost,
+// and the next beat's still comes in time.
 const beatsPerTimeout = 4
 
 // pulse looks after the services until ctx is done. Nothing that it does waits
@@ -52,23 +53,29 @@ func (i *Interceptor) beat(ctx context.Context, k kernel, probes *sync.WaitGroup
 			i.transition(s, false, ReasonSilent)
 		}
 		i.transition(s, left[s] > 0, ReasonSilent)
-		if left[s] > i.cfg.AliveTimeout*(beatsPerTimeout-1)/beatsPerTimeout || i.asking[s] {
-			continue
+		if left[s] <= i.cfg.AliveTimeout/2 {
+			probes.Go(func() { i.ask(ctx, s, now) })
 		}
-		i.asking[s] = true
-		probes.Go(func() { i.ask(ctx, s) })
 	}
 }
 
-// ask probes one service.
-func (i *Interceptor) ask(ctx context.Context, s Service) {
+// finding is what became of a probe.
+type finding struct {
+	sent time.Time
+	err  error
+}
+
+// ask probes one service. An earlier probe may still wait for its answer; what
+// it finds out then does not count any more.
+func (i *Interceptor) ask(ctx context.Context, s Service, sent time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, i.cfg.AliveTimeout)
 	defer cancel()
-	err := i.prober.ask(ctx, s)
+	err := i.probe(ctx, s)
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	delete(i.asking, s)
-	i.probed[s] = err
+	if i.probed[s].sent.Before(sent) {
+		i.probed[s] = finding{sent: sent, err: err}
+	}
 }
 
 // transition notes that a service is taken, or not any more. It is called with

@@ -139,5 +139,5 @@ func (i *Interceptor) weigh(now time.Time) {
 func (i *Interceptor) healthy() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return !slices.ContainsFunc(i.armed(), func(s Service) bool { return !i.taking[s] || i.probed[s] != nil })
+	return !slices.ContainsFunc(i.armed(), func(s Service) bool { return !i.taking[s] || i.probed[s].err != nil })
 }

@@ -40,7 +40,7 @@ func (i *Interceptor) Stats() Stats {
 			s.Active[v.Addr] = true
 		}
 		s.Active[v.Addr] = s.Active[v.Addr] && i.taking[v]
-		if err := i.probed[v]; err != nil {
+		if err := i.probed[v].err; err != nil {
 			s.ProbeErrors[v] = err
 		}
 	}
