@@ -92,8 +92,8 @@ type Config struct {
 	AliveTimeout time.Duration
 
 	// Probe is a packed DNS query that the service answers from its own
-	// knowledge, at once. It is asked whenever an address has been silent for
-	// half of AliveTimeout; any message with its id is an answer. Required.
+	// knowledge, at once. It is asked twice in AliveTimeout while an address is
+	// silent; any message with its id is an answer. Required.
 	Probe []byte
 	// Received returns how often the client has been seen by the service:
 	// datagrams read, connections accepted. It is compared with what the

@@ -7,9 +7,14 @@ import (
 )
 
 // beatsPerTimeout is how often in AliveTimeout the services are looked after.
-// One that has been silent for half of it is probed: that probe may be lost,
-// and the next beat's still comes in time.
+// At every second beat one without traffic is probed (its last answer left a
+// little after a beat, so it is a little less than two beats old); if that
+// probe is lost, the next beat's still comes in time.
 const beatsPerTimeout = 4
+
+// fresh is how much of AliveTimeout must be left for a service not to be
+// probed: two and a half beats.
+func (i *Interceptor) fresh() time.Duration { return i.cfg.AliveTimeout * 5 / 8 }
 
 // pulse looks after the services until ctx is done. Nothing that it does waits
 // for a lock that somebody may hold for long: the kernel's, or ours.
@@ -53,7 +58,7 @@ func (i *Interceptor) beat(ctx context.Context, k kernel, probes *sync.WaitGroup
 			i.transition(s, false, ReasonSilent)
 		}
 		i.transition(s, left[s] > 0, ReasonSilent)
-		if left[s] <= i.cfg.AliveTimeout/2 {
+		if left[s] <= i.fresh() {
 			probes.Go(func() { i.ask(ctx, s, now) })
 		}
 	}

@@ -72,8 +72,9 @@ type xtKernel struct {
 	compared time.Time
 	mark     changeMark
 
-	mu   sync.Mutex
-	seen map[Service]lastAnswer
+	mu     sync.Mutex
+	seen   map[Service]lastAnswer
+	looked time.Time // when alive was last asked
 }
 
 // xtCarried is what the kernel has of one family.
@@ -84,8 +85,8 @@ type xtCarried struct {
 
 // lastAnswer is when xt_recent's stamp for a service last moved.
 type lastAnswer struct {
-	stamp string // in the kernel's ticks
-	moved time.Time
+	stamp string    // in the kernel's ticks
+	moved time.Time // at the earliest
 }
 
 // newXTKernel prepares for the process in a slot.
@@ -203,13 +204,16 @@ func (k *xtKernel) remove(fam int, saved string, keep func(chain string) bool) e
 }
 
 // alive reads xt_recent's lists. They give the time in ticks of a length that
-// we cannot know, so what counts is when we saw them move: an answer is known
-// late by up to the time between two looks, never early.
+// we cannot know, so what counts is when we saw them move: an answer is taken
+// to have left just after the look before, so that a service is never thought
+// alive for longer than the kernel thinks so.
 func (k *xtKernel) alive(services []Service) (map[Service]time.Duration, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	out := make(map[Service]time.Duration)
 	now := k.now()
+	before := k.looked
+	k.looked = now
 	for _, s := range services {
 		stamp, err := readRecent(recentName(k.slot, family(s.Addr.Addr()), s), s.Addr.Addr())
 		if err != nil {
@@ -219,7 +223,7 @@ func (k *xtKernel) alive(services []Service) (map[Service]time.Duration, error) 
 		if stamp != last.stamp {
 			last.stamp = stamp
 			if known { // else it is from before our time
-				last.moved = now
+				last.moved = before
 			}
 			k.seen[s] = last
 		}
