@@ -27,9 +27,9 @@ func (r *Resolver) withoutAAAA(q upstream.Question) bool {
 func (r *Resolver) noAAAA(key []byte, q upstream.Question) outcome {
 	msg := dnswire.AppendQuery(nil, 0, dnswire.FlagQR|dnswire.FlagRD|dnswire.FlagRA, q.Name, q.Type, q.Class, nil)
 	dnswire.SetCounts(msg, 1, 0, 1, 0)
-	rdata := append([]byte(nil), probeZone...)                         // MNAME
-	rdata = append(rdata, "\x0ahostmaster"...)                         // RNAME
-	rdata = append(rdata, probeZone...)                                //
+	rdata := append([]byte(nil), policyZone...) // MNAME
+	rdata = append(rdata, "\x0ahostmaster"...)  // RNAME
+	rdata = append(rdata, policyZone...)
 	for _, n := range []uint32{1, 3600, 600, 86400, aaaaNegativeTTL} { // serial, refresh, retry, expire, minimum
 		rdata = binary.BigEndian.AppendUint32(rdata, n)
 	}
@@ -46,5 +46,5 @@ func (r *Resolver) noAAAA(key []byte, q upstream.Question) outcome {
 	return r.store(key, msg, &resp, r.cache.Now())
 }
 
-// probeZone is dnsguard.invalid, which nobody can own (RFC 6761 section 6.4).
-const probeZone = "\x08dnsguard\x07invalid\x00"
+// policyZone is dnsguard.invalid, which nobody can own (RFC 6761 section 6.4).
+const policyZone = "\x08dnsguard\x07invalid\x00"

@@ -405,6 +405,21 @@ func TestStartErrors(t *testing.T) {
 	}
 }
 
+// TestHTTPShared: processes that overlap have the pages' address together, others
+// do not.
+func TestHTTPShared(t *testing.T) {
+	addr := freePort(t).String()
+	for _, share := range []bool{true, true, false} {
+		l, err := listenHTTP(t.Context(), addr, share)
+		if (err == nil) != share {
+			t.Fatalf("share %v: %v", share, err)
+		}
+		if l != nil {
+			t.Cleanup(func() { _ = l.Close() })
+		}
+	}
+}
+
 // TestControlSocketTaken: a second daemon answers queries all the same.
 func TestControlSocketTaken(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "control.sock")
