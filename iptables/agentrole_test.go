@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dnsguard/dnsguard/resolver"
 )
 
 // Agent is the RPC service.
@@ -125,7 +127,7 @@ func (a *Agent) start(cfg agentConfig) error {
 }
 
 func (a *Agent) listen(addr netip.AddrPort, cfg agentConfig) error {
-	s, err := Listen(context.Background(), addr, ListenConfig{UDP: cfg.Sockets, ReceiveBuffer: 4 << 20})
+	s, err := Listen(context.Background(), addr, ListenConfig{UDP: cfg.Sockets, Net: resolver.ListenOptions{ReceiveBuffer: 4 << 20}.NetConfig()})
 	if err != nil {
 		return err
 	}

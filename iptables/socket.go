@@ -25,9 +25,10 @@ type Sockets struct {
 // ListenConfig says how Listen opens its sockets.
 type ListenConfig struct {
 	UDP, TCP int // how many of each, at least one
-	// ReceiveBuffer is the receive buffer of each UDP socket in octets of
-	// kernel memory, 0 for the system's default.
-	ReceiveBuffer int
+	// Net says how they are opened otherwise: the options of all sockets of
+	// who serves them, set by its Control before ours. Multipath TCP is
+	// turned off in any case: the kernel cannot steer it.
+	Net net.ListenConfig
 }
 
 // listenTries bounds how often Listen starts anew because others opened or
@@ -57,8 +58,9 @@ func Listen(ctx context.Context, addr netip.AddrPort, cfg ListenConfig) (*Socket
 
 // open opens the sockets; again is true if others changed the group meanwhile.
 func (s *Sockets) open(ctx context.Context, cfg ListenConfig) (again bool, err error) {
-	lc := net.ListenConfig{KeepAlive: -1, Control: cfg.control}
-	lc.SetMultipathTCP(false) // the kernel cannot steer those
+	lc := cfg.Net
+	lc.Control = cfg.control
+	lc.SetMultipathTCP(false)
 	suffix := [2]string{"4", "6"}[family(s.Addr.Addr())]
 	for _, p := range protos() {
 		if s.first[p], err = countGroup(p, s.Addr); err != nil {
@@ -106,13 +108,19 @@ func explainListen(err error) error {
 	return err
 }
 
-func (c *ListenConfig) control(network, _ string, raw syscall.RawConn) error {
+func (c *ListenConfig) control(network, address string, raw syscall.RawConn) error {
+	if c.Net.Control != nil {
+		if err := c.Net.Control(network, address, raw); err != nil {
+			return err
+		}
+	}
 	var err error
-	cerr := raw.Control(func(fd uintptr) { err = c.setOptions(int(fd), network) })
+	cerr := raw.Control(func(fd uintptr) { err = setTransparent(int(fd), network) })
 	return errors.Join(cerr, err)
 }
 
-func (c *ListenConfig) setOptions(fd int, network string) error {
+// setTransparent sets what interception needs of a socket.
+func setTransparent(fd int, network string) error {
 	level, option := unix.SOL_IP, unix.IP_TRANSPARENT
 	if network[len(network)-1] == '6' {
 		level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
@@ -122,12 +130,6 @@ func (c *ListenConfig) setOptions(fd int, network string) error {
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
 		return fmt.Errorf("set SO_REUSEPORT: %w", err)
-	}
-	if network[:3] == "udp" && c.ReceiveBuffer > 0 {
-		// The kernel doubles the value for its own overhead (socket(7)).
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, c.ReceiveBuffer/2); err != nil {
-			return fmt.Errorf("set receive buffer to %d octets: %w", c.ReceiveBuffer, err)
-		}
 	}
 	return nil
 }

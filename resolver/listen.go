@@ -38,6 +38,18 @@ type ListenOptions struct {
 	Control func(network, address string, c syscall.RawConn) error
 }
 
+// NetConfig returns how package net opens a socket with these options. Who
+// opens sockets for Serve otherwise than with Listen takes it as well, so that
+// all that are served are alike.
+func (o ListenOptions) NetConfig() net.ListenConfig {
+	lc := net.ListenConfig{KeepAlive: -1, Control: o.control}
+	// By default package net listens with Multipath TCP (Go 1.24). Nobody asks
+	// DNS that way, and the kernel cannot steer such sockets: SO_REUSEPORT's
+	// programs are for plain TCP (net/mptcp/sockopt.c).
+	lc.SetMultipathTCP(false)
+	return lc
+}
+
 // Listen opens UDP and TCP sockets on addr. Its errors say what an operator
 // has to do about them.
 //
@@ -57,7 +69,7 @@ func listen(ctx context.Context, addr netip.AddrPort, o ListenOptions) (*Endpoin
 			return nil, err
 		}
 	}
-	lc := net.ListenConfig{KeepAlive: -1, Control: o.control}
+	lc := o.NetConfig()
 	ep := &Endpoint{Addr: addr}
 	for range max(1, o.Readers) {
 		pc, err := lc.ListenPacket(ctx, "udp"+family(addr.Addr()), addr.String())
@@ -182,7 +194,10 @@ func (o *ListenOptions) setOptions(fd int, network, address string) error {
 
 // leaveGroup takes a bound UDP socket out of the kernel's choice for new
 // datagrams: a connected socket gets those of its peer only (Linux 5.4 for
-// SO_REUSEPORT groups), and nothing sends from port 1 of our own address.
+// SO_REUSEPORT groups), and nothing sends from port 1 of the loopback address.
+// That can be reached from any address, also from one that no interface has and
+// to which no route leads; only from an address of a link (fe80::/10) it cannot,
+// whose peer is itself.
 // What is queued already stays readable, and answers can still be sent, since
 // they name their destination.
 func leaveGroup(c *net.UDPConn) error {
@@ -190,19 +205,22 @@ func leaveGroup(c *net.UDPConn) error {
 	if err != nil {
 		return err
 	}
-	local := c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
-	var peer unix.Sockaddr
-	switch {
-	case local.Is4() && local.IsUnspecified():
-		peer = &unix.SockaddrInet4{Port: 1, Addr: [4]byte{127, 0, 0, 1}}
-	case local.Is4():
-		peer = &unix.SockaddrInet4{Port: 1, Addr: local.As4()}
-	case local.IsUnspecified():
-		peer = &unix.SockaddrInet6{Port: 1, Addr: netip.IPv6Loopback().As16()}
-	default:
-		peer = &unix.SockaddrInet6{Port: 1, Addr: local.As16(), ZoneId: zoneIndex(local.Zone())}
-	}
-	cerr := raw.Control(func(fd uintptr) { err = unix.Connect(int(fd), peer) })
+	cerr := raw.Control(func(fd uintptr) {
+		var local, peer unix.Sockaddr
+		if local, err = unix.Getsockname(int(fd)); err != nil {
+			return
+		}
+		switch own := local.(type) {
+		case *unix.SockaddrInet4:
+			peer = &unix.SockaddrInet4{Port: 1, Addr: [4]byte{127, 0, 0, 1}}
+		case *unix.SockaddrInet6:
+			peer = &unix.SockaddrInet6{Port: 1, Addr: netip.IPv6Loopback().As16()}
+			if own.ZoneId != 0 {
+				peer = &unix.SockaddrInet6{Port: 1, Addr: own.Addr, ZoneId: own.ZoneId}
+			}
+		}
+		err = unix.Connect(int(fd), peer)
+	})
 	return errors.Join(cerr, err)
 }
 

@@ -229,7 +229,7 @@ func (i *interception) open(ctx context.Context, addr netip.AddrPort) error {
 		return nil
 	}
 	o := listenOptions(i.cfg)
-	s, err := iptables.Listen(ctx, addr, iptables.ListenConfig{UDP: o.Readers, TCP: 1, ReceiveBuffer: o.ReceiveBuffer})
+	s, err := iptables.Listen(ctx, addr, iptables.ListenConfig{UDP: o.Readers, TCP: 1, Net: o.NetConfig()})
 	if err != nil {
 		return err
 	}
