@@ -14,13 +14,17 @@
 //	                                              |
 //	Table.Flows --(kernel's filter)--> Flow --> Decide --> Stale --> Table.Delete
 //	Events -------(kernel's filter)--> Flow ------^             `--> OnPurge, Stats
+//	known flows --(at the news)----------> Decide --> Table.Delete
 //	Prober --> endpoints that have fallen silent --> knowledge
 //
 // [Policy.Decide] has the rule, and depends on nothing but its arguments.
 // [Guard] applies it to the whole table again and again, at 0, 1, 3, 10 and
 // 30 s after each change and every 30 s, since no single event can be trusted
 // to come, or to come in time: and to each new flow in between, since
-// kube-proxy changes its rules later than the guard hears the news. [Kernel]
+// kube-proxy changes its rules later than the guard hears the news. The flows
+// that it has seen last, in sweeps, and the newest of those that events told
+// of, at most 4,096 of each (1.4 MB), are remembered: the news delete them at
+// once, and not when the kernel has walked over its table. [Kernel]
 // is the table, over ctnetlink; package ctguardtest has one in memory.
 //
 // # Invariants

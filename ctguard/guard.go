@@ -84,15 +84,22 @@ type Guard struct {
 	cfg    Config
 	policy atomic.Pointer[Policy] // nil before the first snapshot
 	kicks  chan struct{}          // capacity 1: something is to be looked at
+	early  early
 
 	callbacks sync.Mutex // held while OnPurge or OnState runs
 
-	mu       sync.Mutex // guards what follows
-	know     *knowledge
-	seen     bool      // some flow to a frontend has been seen
-	held     bool      // some flow was held since it is not translated
-	todo     todo      // what Run has been kicked for
-	news     time.Time // the oldest news that no sweep has dealt with, or zero
+	mu    sync.Mutex // guards what follows
+	know  *knowledge
+	seen  bool      // some flow to a frontend has been seen
+	held  bool      // some flow was held since it is not translated
+	todo  todo      // what Run has been kicked for
+	news  time.Time // the oldest news that no sweep has dealt with, or zero
+	known known
+
+	// earlyNews is the oldest news for which known flows have not been deleted
+	// yet, or zero.
+	earlyNews time.Time
+
 	bucket   bucket
 	stats    Stats
 	reported map[flowKey]uint64 // what a dry run has reported, by the last sweep that saw it
@@ -125,6 +132,7 @@ func New(cfg Config) (*Guard, error) {
 	return &Guard{
 		cfg:    cfg,
 		kicks:  make(chan struct{}, 1),
+		early:  early{kicks: make(chan struct{}, 1)},
 		know:   newKnowledge(cfg.Zones, cfg.Evidence && cfg.Prober != nil),
 		bucket: bucket{limit: cfg.Limit},
 		stats: Stats{
@@ -154,6 +162,9 @@ func (g *Guard) condemned(now time.Time) {
 	if g.news.IsZero() {
 		g.news = now
 	}
+	if g.earlyNews.IsZero() {
+		g.earlyNews = now
+	}
 }
 
 // learned is called, with mu held, after news that change verdicts.
@@ -161,6 +172,10 @@ func (g *Guard) learned() {
 	g.policy.Store(g.know.policy())
 	g.todo.change = true
 	g.kick()
+	select {
+	case g.early.kicks <- struct{}{}:
+	default:
+	}
 }
 
 // kick wakes Run, unless it is going to wake anyway, to do what has been put
@@ -195,6 +210,7 @@ func (g *Guard) Stats() Stats {
 	s := g.stats.clone()
 	s.Silent = slices.SortedFunc(maps.Keys(g.know.silent), netip.AddrPort.Compare)
 	s.Gone = len(g.know.tombstones)
+	s.Known, s.KnownLeftOut = g.known.size(), g.known.leftOut
 	return s
 }
 

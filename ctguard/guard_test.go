@@ -148,31 +148,73 @@ func (l *lab) wantFlows(want ...int) {
 	}
 }
 
+// TestPurgesAtOnce: a flow that the guard knows goes with the news, one that it
+// does not with the sweep after it.
 func TestPurgesAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := start(t, &ctguardtest.Table{DumpTime: 20 * time.Millisecond}, nil)
-		l.add(flow(1, vip, podA), flow(2, vip, podB), flow(3, "10.96.0.99:53", podA))
-		l.guard.Update(kubeDNS(podA, podB))
-		time.Sleep(65 * time.Second)
-		l.wantPurges()
+	const walk = 20 * time.Millisecond
+	for _, tt := range []struct {
+		name    string
+		prepare func(*lab) // after the first news, by which all is well
+		within  time.Duration
+	}{
+		{"seen by a sweep", func(l *lab) {
+			l.table.Set(flow(1, vip, podA))
+			time.Sleep(65 * time.Second)
+		}, 0},
+		{"told of by an event", func(l *lab) {
+			time.Sleep(65 * time.Second)
+			l.add(flow(1, vip, podA))
+		}, 0},
+		{"not known", func(l *lab) {
+			time.Sleep(65 * time.Second)
+			l.table.Set(flow(1, vip, podA))
+		}, walk},
+		{"too short to be remembered by a sweep", func(l *lab) {
+			f := flow(1, vip, podA)
+			f.Assured = false
+			l.table.Set(f)
+			time.Sleep(65 * time.Second)
+		}, walk},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := start(t, &ctguardtest.Table{DumpTime: walk}, nil)
+				l.table.Set(flow(2, vip, podB))
+				l.table.Set(flow(3, "10.96.0.99:53", podA))
+				l.guard.Update(kubeDNS(podA, podB))
+				tt.prepare(l)
+				l.wantPurges()
 
-		l.guard.Update(kubeDNS(podB))
-		time.Sleep(50 * time.Millisecond)
-		l.wantPurges("1 endpoint-gone")
-		l.wantFlows(2, 3)
+				l.guard.Update(kubeDNS(podB))
+				if tt.within > 0 {
+					l.wantPurges()
+					time.Sleep(tt.within)
+				}
+				l.wantPurges("1 endpoint-gone")
+				l.wantFlows(2, 3)
+				time.Sleep(50 * time.Millisecond)
 
-		s := l.guard.Stats()
-		if n := s.NewsToPurge.Count(); n != 1 || s.NewsToPurge.Sum != 20*time.Millisecond {
-			t.Errorf("news to purge: %d times, %v", n, s.NewsToPurge.Sum)
-		}
-		want := map[ctguard.Reason]uint64{ctguard.EndpointGone: 1}
-		if diff := cmp.Diff(want, s.Deleted); diff != "" {
-			t.Errorf("deleted (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff(map[ctguard.Verdict]int{ctguard.Live: 1, ctguard.Stale: 1}, s.Flows); diff != "" {
-			t.Errorf("flows (-want +got):\n%s", diff)
-		}
-	})
+				s := l.guard.Stats()
+				if n := s.NewsToPurge.Count(); n != 1 || s.NewsToPurge.Sum != tt.within {
+					t.Errorf("news to purge: %d times, %v", n, s.NewsToPurge.Sum)
+				}
+				want := map[ctguard.Reason]uint64{ctguard.EndpointGone: 1}
+				if diff := cmp.Diff(want, s.Deleted); diff != "" {
+					t.Errorf("deleted (-want +got):\n%s", diff)
+				}
+				flows := map[ctguard.Verdict]int{ctguard.Live: 1}
+				if tt.within > 0 {
+					flows[ctguard.Stale] = 1
+				}
+				if diff := cmp.Diff(flows, s.Flows); diff != "" {
+					t.Errorf("flows (-want +got):\n%s", diff)
+				}
+				if early := s.DeletedEarly == 1; early != (tt.within == 0) {
+					t.Errorf("%d deleted early", s.DeletedEarly)
+				}
+			})
+		})
+	}
 }
 
 func TestNothingBeforeFirstSnapshot(t *testing.T) {

@@ -74,16 +74,19 @@ func (g *Guard) purge(ctx context.Context, found []Finding, event bool) int {
 
 // created judges a flow that has just been made.
 func (g *Guard) created(ctx context.Context, f Flow) {
-	p := g.policy.Load()
+	// Judged and remembered under one lock, so that news come before both or
+	// after both.
+	g.mu.Lock()
+	p, now := g.policy.Load(), time.Now()
 	if p == nil {
+		g.mu.Unlock()
 		return
 	}
 	v, r := p.Decide(f)
 	if v == Foreign {
+		g.mu.Unlock()
 		return
 	}
-	now := time.Now()
-	g.mu.Lock()
 	g.seen = true
 	g.held = g.held || r == UntranslatedHeld
 	if p.translates(f) {
@@ -92,6 +95,9 @@ func (g *Guard) created(ctx context.Context, f Flow) {
 	// Rules that send flows to an endpoint that is ready do not lag.
 	if v == Stale && r != Unanswered {
 		g.stats.Recreated++
+	}
+	if v != Stale && p.translates(f) {
+		g.known.made(f, now)
 	}
 	if r == FrontendGone && g.know.refute(f.Orig.Dst, now) {
 		g.policy.Store(g.know.policy())

@@ -21,6 +21,7 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 	defer r.stop()
 	defer cancel()
+	r.tasks.Go(func() { r.hasten(ctx) })
 	// Nothing to do before the first kick.
 	timer := time.NewTimer(g.cfg.Resync)
 	timer.Stop()

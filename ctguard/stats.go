@@ -33,6 +33,10 @@ type Stats struct {
 	// what had gone before it could be, is not in it.
 	Deleted map[Reason]uint64
 
+	// DeletedEarly counts those of them that were known and were deleted at the
+	// news, before the table was read.
+	DeletedEarly uint64
+
 	// Recreated counts stale flows that appeared after the guard had the news
 	// that made them stale: what rules that lag behind have made.
 	Recreated uint64
@@ -55,7 +59,8 @@ type Stats struct {
 
 	// NewsToPurge has the time from a piece of news (a snapshot that differs,
 	// or the silence of an endpoint that terminates) to the end of the
-	// deletions of the first sweep after it, if that deleted anything.
+	// deletions of known flows, and to that of the first sweep after it: of
+	// each if it deleted anything.
 	NewsToPurge Histogram
 
 	// Silent are the endpoints that are believed dead, since they used to
@@ -64,6 +69,11 @@ type Stats struct {
 
 	// Gone counts the frontends that have vanished not long ago.
 	Gone int
+
+	// Known counts the flows that are remembered between sweeps, to be deleted
+	// at once when there is news; KnownLeftOut, those that the last sweep saw
+	// and for which there was no room.
+	Known, KnownLeftOut int
 }
 
 // Histogram is a distribution of durations.

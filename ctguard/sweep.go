@@ -41,6 +41,8 @@ type survey struct {
 	translated map[netip.AddrPort]bool
 	waiting    map[flowKey]counts      // flows with unanswered queries
 	unheard    map[netip.AddrPort]bool // endpoints of flows that never had a reply
+	streams    []knownFlow             // assured flows that are in order
+	leftOut    int                     // of which so many more had no room
 	drain      bool                    // there are flows to be looked at again soon
 	held       bool                    // some flow is held since it is not translated
 	removed    int                     // flows deleted
@@ -49,6 +51,7 @@ type survey struct {
 	// Of a part only:
 	stale []Finding
 	pairs map[Match]*pair
+	began time.Time
 	took  time.Duration // to read
 }
 
@@ -73,6 +76,9 @@ func (s *survey) merge(part *survey) {
 	maps.Copy(s.translated, part.translated)
 	maps.Copy(s.waiting, part.waiting)
 	maps.Copy(s.unheard, part.unheard)
+	room := min(mostKnown-len(s.streams), len(part.streams))
+	s.streams = append(s.streams, part.streams[:room]...)
+	s.leftOut += part.leftOut + len(part.streams) - room
 	s.drain = s.drain || part.drain
 	s.held = s.held || part.held
 	s.removed += part.removed
@@ -103,6 +109,7 @@ func (s *survey) add(p *Policy, f Flow) {
 	s.held = s.held || r == UntranslatedHeld
 	if p.translates(f) {
 		s.translated[f.Orig.Dst] = true
+		s.remember(f, v)
 	}
 	if p.facts.Evidence {
 		s.witness(p, f, r)
@@ -113,8 +120,20 @@ func (s *survey) add(p *Policy, f Flow) {
 	}
 }
 
+// remember has a flow that lasts deleted at the news, should there be any.
+func (s *survey) remember(f Flow, v Verdict) {
+	switch {
+	case v == Stale || !f.Assured:
+	case len(s.streams) < mostKnown:
+		s.streams = append(s.streams, newKnownFlow(f, s.began))
+	default:
+		s.leftOut++
+	}
+}
+
 // sweep reads the table once, and deletes what is stale.
 func (r *runner) sweep(ctx context.Context) {
+	r.purgeKnown(ctx)
 	began := time.Now()
 	p, news := r.prepare(began)
 	whole := newSurvey()
@@ -147,7 +166,7 @@ func (r *runner) sweep(ctx context.Context) {
 func (r *runner) sweepPart(ctx context.Context, p *Policy, ms []Match) (*survey, error) {
 	began := time.Now()
 	var s *survey
-	err := r.dump(ctx, ms, func() { s = newSurvey() }, func(f Flow) { s.add(p, f) })
+	err := r.dump(ctx, ms, func() { s = newSurvey(); s.began = began }, func(f Flow) { s.add(p, f) })
 	if err != nil {
 		return nil, err
 	}
@@ -230,6 +249,7 @@ func (r *runner) record(s *survey, took time.Duration, news, now time.Time) {
 			st.NewsToPurge.observe(s.removedAt.Sub(news))
 		}
 	}
+	r.known.swept(s.streams, s.leftOut)
 	r.seen = r.seen || len(s.flows) > 0
 	r.held = s.held
 	for at := range s.translated {

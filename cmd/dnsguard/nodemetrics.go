@@ -23,6 +23,8 @@ var (
 
 	descFlows       = desc("guard_flows", "Flows to watched Services at the last sweep, by the guard's verdict.", "verdict")
 	descDeleted     = desc("guard_deleted_total", "Flows deleted.", "reason")
+	descEarly       = desc("guard_deleted_early_total", "Flows deleted at the news, before the table was read, since the guard knew them.")
+	descKnown       = desc("guard_known_flows", "Flows that are remembered, to be deleted at the news.")
 	descRecreated   = desc("guard_recreated_total", "Flows that were made stale again after the news: kube-proxy's lag.")
 	descRefused     = desc("guard_refused_total", "Deletions that the rate limit has put off.")
 	descSweep       = desc("guard_sweep_duration_seconds", "Duration of a sweep.")
@@ -82,6 +84,8 @@ func collectGuard(ch chan<- prometheus.Metric, s ctguard.Stats) {
 	for _, r := range ctguard.StaleReasons() {
 		counter(ch, descDeleted, s.Deleted[r], r.String())
 	}
+	counter(ch, descEarly, s.DeletedEarly)
+	gauge(ch, descKnown, float64(s.Known))
 	counter(ch, descRecreated, s.Recreated)
 	counter(ch, descRefused, s.Refused)
 	guardHistogram(ch, descSweep, s.SweepDuration)

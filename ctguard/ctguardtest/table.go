@@ -76,6 +76,20 @@ func (t *Table) Add(f ctguard.Flow) error {
 			return fmt.Errorf("flow %v: an entry exists: %v", f, o)
 		}
 	}
+	t.announce(f)
+	return nil
+}
+
+// Announce is Add for a great many entries: it does not look for others with
+// the same tuple.
+func (t *Table) Announce(f ctguard.Flow) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.announce(f)
+}
+
+// announce makes, with mu held, an entry and reports it.
+func (t *Table) announce(f ctguard.Flow) {
 	if t.flows == nil {
 		t.flows = make(map[key]ctguard.Flow)
 	}
@@ -85,7 +99,6 @@ func (t *Table) Add(f ctguard.Flow) error {
 			s.push(f, nil)
 		}
 	}
-	return nil
 }
 
 // Set makes or replaces an entry, without an event: as packets do that change
