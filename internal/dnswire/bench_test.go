@@ -1,7 +1,6 @@
 package dnswire
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -99,8 +98,6 @@ func TestNoAllocations(t *testing.T) {
 		"ParseResponse":      func() { _ = ParseResponse(reply, &r) },
 		"Classify":           func() { r.Classify(reply) },
 		"Classify, negative": func() { neg.Classify(negative) },
-		"Fit":                func() { Fit(reply, &r, 1232, false) },
-		"Fit, cut":           func() { Fit(reply, &r, 80, false) },
 		"AppendError":        func() { AppendError(buf, query, &q, RcodeServFail, o) },
 		"AppendOPT":          func() { AppendOPT(buf, &o) },
 		"AppendQuery":        func() { AppendQuery(buf, 1, FlagRD, name, TypeA, ClassIN, &o) },
@@ -165,19 +162,6 @@ func BenchmarkClassify(b *testing.B) {
 	}
 }
 
-func BenchmarkFit(b *testing.B) {
-	_, msg := typical(b)
-	r := mustParse(b, msg)
-	for _, limit := range []int{1232, 80} {
-		b.Run(fmt.Sprintf("limit=%d", limit), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				Fit(msg, r, limit, false)
-			}
-		})
-	}
-}
-
 func BenchmarkAppendError(b *testing.B) {
 	msg, _ := typical(b)
 	var q Query
@@ -209,8 +193,8 @@ func BenchmarkAppendQuery(b *testing.B) {
 	}
 }
 
-// BenchmarkHostile: reading 64 KB of the worst names is the bound; Classify and
-// Fit must not cost a multiple of it.
+// BenchmarkHostile: reading 64 KB of the worst names is the bound; Classify must
+// not cost a multiple of it.
 func BenchmarkHostile(b *testing.B) {
 	for name, msg := range hostileAnswers() {
 		r := mustParse(b, msg)
@@ -224,11 +208,6 @@ func BenchmarkHostile(b *testing.B) {
 		b.Run(name+"/Classify", func(b *testing.B) {
 			for b.Loop() {
 				r.Classify(msg)
-			}
-		})
-		b.Run(name+"/Fit", func(b *testing.B) {
-			for b.Loop() {
-				Fit(msg, r, len(msg)-1, true)
 			}
 		})
 	}

@@ -11,7 +11,7 @@ import (
 // seedAnswers are answers of all shapes and types.
 func seedAnswers(t testing.TB) [][]byte {
 	var msgs [][]byte
-	for _, msg := range fitAnswers(t) {
+	for _, msg := range plainAnswers(t) {
 		msgs = append(msgs, msg)
 	}
 	slices.SortFunc(msgs, bytes.Compare)

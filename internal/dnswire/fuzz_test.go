@@ -186,35 +186,6 @@ func checkRepackedQuery(t *testing.T, data []byte) {
 	}
 }
 
-func FuzzFit(f *testing.F) {
-	for i, msg := range seedAnswers(f) {
-		f.Add(msg, uint16(i*7), i%2 == 0)
-	}
-	f.Fuzz(func(t *testing.T, data []byte, limit uint16, do bool) {
-		var r Response
-		if ParseResponse(exact(data), &r) != nil {
-			return
-		}
-		// Fit takes answers without OPT: cut it off, or out of the counts.
-		var counts [3]uint16
-		for i := range r.Records {
-			counts[r.Records[i].Section]++
-		}
-		if r.EDNS && !r.OPTLast {
-			return
-		}
-		if r.EDNS {
-			r.End = r.OPTOff
-		}
-		msg := exact(data[:r.End])
-		SetCounts(msg, min(1, uint16(r.NameLen)), counts[0], counts[1], counts[2])
-		if r.NameLen == 0 {
-			r.EDNS = false
-		}
-		checkFit(t, msg, &r, int(limit), do)
-	})
-}
-
 // priorNames walks the name at off by the letter of RFC 1035 section 4.1.4: every
 // pointer leads to labels that lie wholly before those in which it stands, and not
 // in the header. miekg/dns lets them lead anywhere.

@@ -109,9 +109,11 @@ func BenchmarkAppendReply(b *testing.B) {
 		{"records=1,stale", 1, &dnswire.OPT{Size: 1232}, ReplyOptions{Limit: 1232, Stale: true}},
 		{"records=30,aged", 30, nil, ReplyOptions{Limit: 1232, Now: time.Minute}},
 		{"records=30,cut", 30, nil, ReplyOptions{Limit: 512, Now: time.Minute}},
+		{"records=3700,cut", 3700, nil, ReplyOptions{Limit: 512, Now: time.Minute}}, // 60 KB
+		{"records=3700,cut,edns", 3700, &dnswire.OPT{Size: 1232}, ReplyOptions{Limit: 1232, Now: time.Minute}},
 	} {
 		b.Run(bm.name, func(b *testing.B) {
-			c := newCache(b, MinSize)
+			c := newCache(b, 8<<20)
 			name := numbered(1)
 			wire := rawAnswer(name, 300, bm.records)
 			var r dnswire.Response

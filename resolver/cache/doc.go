@@ -71,8 +71,10 @@
 //
 // # Invariants
 //
-//   - Lookup, Stale, Failure, Peek and AppendReply do not allocate (AppendReply
-//     does for answers that must be cut and have more than 64 records).
+//   - Lookup, Stale, Failure, Peek and AppendReply do not allocate, and
+//     AppendReply copies no more than the reply has.
+//   - A part of an RRset is only ever sent with TC, in the answer section, and
+//     to clients that do not validate.
 //   - The whole key decides, never its hash alone; the hash is seeded per
 //     process.
 //   - What is never kept: truncated answers, failures, denials without an SOA

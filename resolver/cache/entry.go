@@ -52,7 +52,7 @@ const (
 	blobStored  = 0  // int64: nanoseconds since the cache was made
 	blobLife    = 8  // uint32: milliseconds from then to expiry
 	blobStale   = 12 // uint32: milliseconds from expiry to the end of the stale window
-	blobFlags   = 16 // uint16: AA and AD as they came, and the rcode
+	blobFlags   = 16 // uint16: AA and AD as they came, led, and the rcode
 	blobCounts  = 18 // 3 uint16: answer, authority, additional
 	blobKeyLen  = 24 // uint16
 	blobNameLen = 26 // uint8: length of the qname in octets, with the root
@@ -65,6 +65,9 @@ const (
 const (
 	storedFlags        = dnswire.FlagAA | dnswire.FlagAD
 	rcodeMask   uint16 = 0xf // RFC 1035 section 4.1.1
+	// led marks an answer stored with StoreLed, in place of the opcode, which
+	// is always 0.
+	led uint16 = 1 << 11
 )
 
 // header is a blob's header before it is packed.
@@ -151,6 +154,9 @@ func (e Entry) Rcode() uint16 {
 	}
 	return e.flags() & rcodeMask
 }
+
+// Led reports whether the answer was stored with StoreLed.
+func (e Entry) Led() bool { return e.blob != "" && e.flags()&led != 0 }
 
 // TTL returns how long the answer still holds; nothing or less if it has
 // expired or was never to be kept.

@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"encoding/binary"
 	"time"
 
 	"github.com/dnsguard/dnsguard/internal/dnswire"
@@ -38,7 +37,9 @@ type ReplyOptions struct {
 // with at least its header and question: the query's id, question octets, RD
 // and CD as they were sent, QR and RA, AA and rcode as the answer came, TTLs
 // aged to o.Now, an OPT record if the query had one. What does not fit into
-// o.Limit is left out RRset by RRset, with TC where the client misses it.
+// o.Limit is left out, with TC where the client misses it (Entry.fit); no more
+// than what stays is copied. Of an answer that was stored with StoreLed nothing
+// stays then: it is NXDOMAIN with TC.
 //
 // The query must ask the entry's question; if not even the length of the name
 // is right, the answer is SERVFAIL rather than nonsense.
@@ -67,24 +68,29 @@ func (e Entry) AppendReply(dst, query []byte, q *dnswire.Query, o ReplyOptions) 
 		optCount = 1
 	}
 
-	base := len(dst)
-	dst = append(dst, query[:q.QuestionEnd()]...)
-	dst = append(dst, e.body()...)
-	msg := dst[base:]
-	e.age(msg, o)
-	flags := dnswire.FlagQR | dnswire.FlagRA | q.Flags&(dnswire.FlagRD|dnswire.FlagCD) | e.flags()
+	from := q.QuestionEnd()
+	body := e.body()
+	n, end, tc := e.records(), from+len(body), false
+	an, ns, ar := e.count(dnswire.Answer), e.count(dnswire.Authority), e.count(dnswire.Additional)
+	flags := dnswire.FlagQR | dnswire.FlagRA | q.Flags&(dnswire.FlagRD|dnswire.FlagCD) | e.flags()&^led
+	if end > limit {
+		if n, end, tc = e.fit(query, q, limit); tc && e.Led() {
+			n, end, flags = 0, from, flags&^(rcodeMask|storedFlags)|dnswire.RcodeNXDomain
+		}
+		an, ns, ar = kept(an, ns, ar, uint16(n)) //nolint:gosec // a message has 65,535 octets
+	}
+	if tc {
+		flags |= dnswire.FlagTC
+	}
 	if !o.TrustAD || !q.AD() && !q.DO {
 		flags &^= dnswire.FlagAD
 	}
-	an, ns, ar := e.count(dnswire.Answer), e.count(dnswire.Authority), e.count(dnswire.Additional)
-	if len(msg) > limit {
-		var n int
-		var tc bool
-		if n, an, ns, ar, tc = e.fit(msg, limit, q); tc {
-			flags |= dnswire.FlagTC
-		}
-		dst = dst[:base+n]
-	}
+
+	base := len(dst)
+	dst = append(dst, query[:from]...)
+	dst = append(dst, body[:end-from]...)
+	msg := dst[base:]
+	e.age(msg, n, o)
 	dnswire.SetFlags(msg, flags)
 	dnswire.SetCounts(msg, 1, an, ns, ar+optCount)
 	if q.EDNS {
@@ -93,10 +99,11 @@ func (e Entry) AppendReply(dst, query []byte, q *dnswire.Query, o ReplyOptions) 
 	return dst
 }
 
-// age sets the TTLs of msg to what is left of them.
-func (e Entry) age(msg []byte, o ReplyOptions) {
+// age sets the TTLs of msg, which has the entry's first n records, to what is
+// left of them.
+func (e Entry) age(msg []byte, n int, o ReplyOptions) {
 	if o.Stale {
-		for i := range e.records() {
+		for i := range n {
 			dnswire.SetTTL(msg, e.ttlOff(i), staleTTL)
 		}
 		return
@@ -106,33 +113,7 @@ func (e Entry) age(msg []byte, o ReplyOptions) {
 	if age == 0 {
 		return
 	}
-	for i := range e.records() {
+	for i := range n {
 		dnswire.AgeTTL(msg, e.ttlOff(i), age)
 	}
-}
-
-// fit tells how much of msg, which has no OPT record yet, fits into limit
-// octets: see dnswire.Fit. The records are found again by their TTLs.
-func (e Entry) fit(msg []byte, limit int, q *dnswire.Query) (n int, an, ns, ar uint16, tc bool) {
-	var buf [64]dnswire.Record
-	r := dnswire.Response{NameLen: q.NameLen, Records: buf[:0]}
-	authority := int(e.count(dnswire.Answer))
-	additional := authority + int(e.count(dnswire.Authority))
-	off := q.QuestionEnd()
-	for i := range e.records() {
-		ttl := e.ttlOff(i)
-		rec := dnswire.Record{
-			Off: off, TTLOff: ttl, DataOff: ttl + 6, End: ttl + 6 + int(binary.BigEndian.Uint16(msg[ttl+4:])),
-			Type: binary.BigEndian.Uint16(msg[ttl-4:]), Class: binary.BigEndian.Uint16(msg[ttl-2:]),
-		}
-		switch {
-		case i >= additional:
-			rec.Section = dnswire.Additional
-		case i >= authority:
-			rec.Section = dnswire.Authority
-		}
-		r.Records = append(r.Records, rec)
-		off = rec.End
-	}
-	return dnswire.Fit(msg, &r, limit, q.DO)
 }

@@ -23,6 +23,19 @@ const maxKey = 1024
 // Answers that no caller should pass, truncated ones, failures, and answers to
 // another question, give the zero Entry.
 func (c *Cache) Store(key, resp []byte, r *dnswire.Response, now time.Duration) (Entry, bool) {
+	return c.store(key, resp, r, now, false)
+}
+
+// StoreLed is Store for an answer that leads from a name that does not exist to
+// one that does, on behalf of a client that would have found it by itself: where
+// it does not fit a client's datagram, the reply is the name's own NXDOMAIN,
+// with TC. Clients that heed TC ask again over TCP and are led; those that do
+// not go on by themselves, to an answer that is shorter.
+func (c *Cache) StoreLed(key, resp []byte, r *dnswire.Response, now time.Duration) (Entry, bool) {
+	return c.store(key, resp, r, now, true)
+}
+
+func (c *Cache) store(key, resp []byte, r *dnswire.Response, now time.Duration, led bool) (Entry, bool) {
 	if r.Flags&dnswire.FlagTC != 0 || len(key) > maxKey || !asks(key, resp, r) {
 		return Entry{}, false
 	}
@@ -36,7 +49,7 @@ func (c *Cache) Store(key, resp []byte, r *dnswire.Response, now time.Duration) 
 			return Entry{}, false // what cannot be packed cannot be sent
 		}
 	}
-	a := answer{msg: resp, r: r, kind: sum.Kind, zone: c.zones.Load().find(key[:r.NameLen])}
+	a := answer{msg: resp, r: r, kind: sum.Kind, zone: c.zones.Load().find(key[:r.NameLen]), led: led}
 	most, seg := a.zone.Positive, probation
 	if sum.Kind != dnswire.Positive {
 		most, seg = a.zone.Negative, negative
