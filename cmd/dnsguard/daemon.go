@@ -50,6 +50,7 @@ type daemon struct {
 	unfollow       func()
 	guard          *ctguard.Guard
 	kernel         *ctguard.Kernel
+	retiredSockets atomic.Uint64 // of ours, since the guard deleted their flows
 
 	// reloads and closing forwarders; waited for at the end.
 	background sync.WaitGroup

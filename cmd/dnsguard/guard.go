@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -60,11 +61,28 @@ func (d *daemon) onPurge(p ctguard.Purge) {
 		d.log.Info("flow would be deleted, were this no dry run", attrs...)
 		return
 	}
-	d.log.Info("flow deleted", attrs...)
 	// The flow may be one of our own sockets': its questions are asked again
 	// over another one.
-	ours := p.Flow.Orig
-	d.upstream().RetireSockets(func(local, remote netip.AddrPort) bool { return local == ours.Src && remote == ours.Dst })
+	if n := d.retireSockets(p.Flow.Orig.Src, p.Flow.Orig.Dst); n > 0 {
+		attrs = append(attrs, "own_sockets", n)
+	}
+	d.log.Info("flow deleted", attrs...)
+}
+
+// retireSockets retires our own upstream sockets with these addresses, those of
+// forwarders that a reload has replaced too.
+func (d *daemon) retireSockets(local, remote netip.AddrPort) int {
+	d.mu.Lock()
+	forwarders := append(slices.Clone(d.leaving), d.forwarder)
+	d.mu.Unlock()
+	n := 0
+	for _, f := range forwarders {
+		if f != nil { // the cluster is heard before the first is made
+			n += f.RetireSockets(func(l, r netip.AddrPort) bool { return l == local && r == remote })
+		}
+	}
+	d.retiredSockets.Add(uint64(n))
+	return n
 }
 
 // flowsPage is where the control socket tells the flows.

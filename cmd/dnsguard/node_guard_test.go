@@ -219,6 +219,64 @@ func TestNodeGuardTerminating(t *testing.T) {
 	undisturbed(t, d, c.at(alive))
 }
 
+// TestNodeGuardOwnSockets: a DNS pod that the daemon itself asks dies without a
+// word. No question is to wait for a hedge or a retry, which both come late
+// here: at the news the sockets that lead to the dead pod are retired, and what
+// was asked over them is asked again. Nor does it help to be sent to the dead pod
+// again by old rules.
+func TestNodeGuardOwnSockets(t *testing.T) {
+	const hedge = 1300 * time.Millisecond
+	for _, lag := range []time.Duration{0, 500 * time.Millisecond} {
+		t.Run(fmt.Sprintf("rules lag %v", lag), func(t *testing.T) {
+			n := newNode(t)
+			d := n.start("a", append(guardOnly(), "timeouts: {hedge: 1300ms, retry: 1400ms, stale: 1450ms, total: 1500ms}")...)
+			defer d.stop()
+			dead, alive := n.dns[0], n.dns[1]
+			load := &stream{name: "own sockets", ns: n.Node.Namespace, load: lab.Load{
+				Server: loopback53, Rate: 300, Queries: 900, Sockets: 4,
+				Names: []string{"uncached.svc.cluster.local."}, Unique: true, Timeout: 2 * time.Second,
+			}}
+			start := time.Now()
+			wait := drive(t, []*stream{load})
+			after(start, time.Second)
+			if lag > 0 { // and know nobody else
+				if err := n.DNS.SetEndpoints(lab.Endpoints(dead)...); err != nil {
+					t.Fatal(err)
+				}
+				n.Node.Proxy.Hold()
+			}
+			if err := dead.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			if err := n.DNS.SetEndpoints(lab.Endpoints(alive)...); err != nil {
+				t.Fatal(err)
+			}
+			n.tell(func(c *cluster) { c.leave(dead) })
+			if lag > 0 {
+				d.awaitLog("flow deleted", "own_sockets=")
+				<-time.After(lag)
+				if err := n.Node.Proxy.Release(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if lost := wait(); lost > 0 {
+				t.Errorf("%d questions failed", lost)
+			}
+			if worst := load.result.Percentile(100); worst >= hedge {
+				t.Errorf("a question waited for %v: no better than a hedge", worst)
+			}
+			t.Logf("the longest wait %v; %v flows deleted, %v made again; %v sockets retired, %v questions asked again, %v hedges, %v retries",
+				load.result.Percentile(100), d.metric("dnsguard_guard_deleted_total"), d.metric("dnsguard_guard_recreated_total"), d.metric("dnsguard_guard_retired_sockets_total"), d.metric("dnsguard_upstream_resends_total"),
+				d.metric("dnsguard_upstream_hedges_total"), d.metric("dnsguard_upstream_retries_total"))
+			for _, name := range []string{"dnsguard_guard_retired_sockets_total", "dnsguard_upstream_resends_total"} {
+				if d.metric(name) == 0 {
+					t.Errorf("%s is 0", name)
+				}
+			}
+		})
+	}
+}
+
 // TestNodeFlows: the command lists flows with the guard's verdict, asked of the
 // daemon, or found out alone. A dry run leaves what is stale.
 func TestNodeFlows(t *testing.T) {

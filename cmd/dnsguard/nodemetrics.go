@@ -26,6 +26,7 @@ var (
 	descEarly       = desc("guard_deleted_early_total", "Flows deleted at the news, before the table was read, since the guard knew them.")
 	descKnown       = desc("guard_known_flows", "Flows that are remembered, to be deleted at the news.")
 	descRecreated   = desc("guard_recreated_total", "Flows that were made stale again after the news: kube-proxy's lag.")
+	descRetired     = desc("guard_retired_sockets_total", "Upstream sockets of our own whose flow was deleted; their questions were asked again over others.")
 	descRefused     = desc("guard_refused_total", "Deletions that the rate limit has put off.")
 	descSweep       = desc("guard_sweep_duration_seconds", "Duration of a sweep.")
 	descNewsToPurge = desc("guard_news_to_purge_seconds", "Time from news of an endpoint to the deletion of its flows.")
@@ -53,6 +54,7 @@ func (d *daemon) collectNode(ch chan<- prometheus.Metric) {
 	}
 	if d.guard != nil {
 		collectGuard(ch, d.guard.Stats())
+		counter(ch, descRetired, d.retiredSockets.Load())
 		if u, err := d.kernel.Usage(); err == nil {
 			gauge(ch, descCtEntries, float64(u.Entries))
 			gauge(ch, descCtLimit, float64(u.Limit))

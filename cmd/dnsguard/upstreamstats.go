@@ -72,6 +72,7 @@ var (
 	descUpDuration  = desc("upstream_duration_seconds", "Time from a query's sending to its answer, answers of every kind.", "upstream")
 	descUpHedges    = desc("upstream_hedges_total", "Queries sent a second time because the first was slow.")
 	descUpRetries   = desc("upstream_retries_total", "Queries sent a second time because the first was not answered.")
+	descUpResends   = desc("upstream_resends_total", "Queries sent again because their socket led nowhere: refused, or its flow deleted.")
 	descUpFallbacks = desc("upstream_tcp_fallbacks_total", "Truncated answers fetched whole over TCP.")
 	descUpBudget    = desc("upstream_budget_exhausted_total", "Second queries that the budget refused.", "kind")
 	descUpUp        = desc("upstream_up", "Whether the server is asked over the transport (1), or only tried now and then (0).", "upstream", "transport")
@@ -81,7 +82,7 @@ var (
 
 func collectUpstream(ch chan<- prometheus.Metric, s upstream.Stats) {
 	bounds := upstream.LatencyBounds()
-	var hedges, retries, fallbacks uint64
+	var hedges, retries, resends, fallbacks uint64
 	// UDP and TCP of one server are one series where the contract has no
 	// label for the transport.
 	for i := 0; i < len(s.Paths); {
@@ -97,6 +98,7 @@ func collectUpstream(ch chan<- prometheus.Metric, s upstream.Stats) {
 			gauge(ch, descUpRTT, p.RTT.Seconds(), name, p.Transport.String())
 			hedges += p.Hedges
 			retries += p.Retries
+			resends += p.Resends
 			fallbacks += p.Fallbacks
 			for r, n := range p.Failures {
 				failures[r] += n
@@ -119,6 +121,7 @@ func collectUpstream(ch chan<- prometheus.Metric, s upstream.Stats) {
 	}
 	counter(ch, descUpHedges, hedges)
 	counter(ch, descUpRetries, retries)
+	counter(ch, descUpResends, resends)
 	counter(ch, descUpFallbacks, fallbacks)
 	for k, n := range s.Denied {
 		counter(ch, descUpBudget, n, upstream.Kind(k).String()) //nolint:gosec // an index
