@@ -61,15 +61,16 @@ func (c *conn) receive(msg []byte, r *dnswire.Response, now time.Duration, owned
 	if x == nil {
 		return more
 	}
-	a := &x.attempts[i]
+	a := x.at(int(i))
 	a.cut = v == cut
 	if !a.cut {
 		msg = msg[:r.End]
 		if !owned {
 			msg = append(make([]byte, 0, len(msg)), msg...)
 		}
-		a.msg, a.response = msg, *r
-		a.response.Records = append(make([]dnswire.Record, 0, len(r.Records)), r.Records...)
+		a.got = x.f.received.Get().(*received)
+		a.got.msg, a.got.response = msg, *r
+		a.got.response.Records = append(make([]dnswire.Record, 0, len(r.Records)), r.Records...)
 	}
 	x.events <- event{attempt: i, what: answered}
 	return more
@@ -104,7 +105,7 @@ func (c *conn) take(msg []byte, r *dnswire.Response, v verdict, now time.Duratio
 	case v == garbage:
 		p.wrong[WrongMessage]++
 		if e.x != nil {
-			e.x.attempts[e.i].garbled = true
+			e.x.at(int(e.i)).garbled = true
 		}
 		return nil, 0, true
 	case e.x != nil && !e.x.asked(msg, r):
@@ -113,7 +114,7 @@ func (c *conn) take(msg []byte, r *dnswire.Response, v verdict, now time.Duratio
 	}
 	delete(c.entries, id)
 	c.heard, c.silent = now, 0
-	p.heard = now
+	p.heard, p.silent = now, ledger{}
 	p.sample(now - e.sent)
 	p.latency.add(now - e.sent)
 	s.promote(c, now)
@@ -126,7 +127,11 @@ func (c *conn) take(msg []byte, r *dnswire.Response, v verdict, now time.Duratio
 		return nil, 0, !c.done()
 	}
 	c.live--
-	a := &e.x.attempts[e.i]
+	a := e.x.at(int(e.i))
+	if fine && !a.extra() {
+		p.outdone = 0
+		s.remember(e.x)
+	}
 	if a.edns && !chokes(r.Rcode) {
 		s.edns.heard, s.edns.suspect = now, 0
 	}

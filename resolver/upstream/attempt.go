@@ -6,14 +6,19 @@ import (
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 )
 
-// maxAttempts bounds what one exchange can ever send: the first, a hedge, a
-// retry, two resends, and what TC, OPT, other servers and probes ask for.
-const maxAttempts = 10
+const (
+	// maxAttempts bounds what one exchange can ever send: the first, a hedge,
+	// a retry, two resends, and what TC, OPT, other servers and probes ask for.
+	maxAttempts = 10
+	// fewAttempts are what nearly all exchanges need at most: a first, a hedge
+	// and a retry. Only the others take memory for more.
+	fewAttempts = 3
+)
 
 // attempt is one sending of an exchange's question.
 type attempt struct {
 	srv   *server
-	index int // of srv in the exchange's servers
+	index uint8 // of srv in the exchange's servers
 	tr    Transport
 	kind  attemptKind
 	sent  time.Duration
@@ -26,13 +31,33 @@ type attempt struct {
 	edns    bool
 	garbled bool // got a malformed message under its id
 	failure bool // the answer is an error or a referral
+	// unsent is why the kernel did not send the question. For everybody else
+	// it is a lost datagram.
+	unsent error
 
 	// Set by the sender of the event before it.
-	cut      bool // the answer has TC; there is no msg
+	cut bool      // the answer has TC; there is no got
+	got *received // nil before an answer
+	err error
+}
+
+// received is an answer. Only what is answered takes the memory for it, from a
+// pool.
+type received struct {
 	msg      []byte
 	response dnswire.Response
-	err      error
 }
+
+// at returns the exchange's attempt i, which is below x.n.
+func (x *exchange) at(i int) *attempt {
+	if i < fewAttempts {
+		return &x.few[i]
+	}
+	return &x.more[i-fewAttempts]
+}
+
+// extra reports whether the attempt is none that the exchange waits for.
+func (a *attempt) extra() bool { return a.kind == probed || a.kind == confirming }
 
 // attemptKind says why a question is sent.
 type attemptKind uint8
@@ -41,9 +66,10 @@ const (
 	first  attemptKind = iota
 	hedged             // no answer yet
 	retried
-	resent   // nobody received it, or its socket or server was given up
-	followed // as the answer asks for: over TCP, without OPT, from another server
-	probed   // a copy, to see whether a path that is down works again
+	resent     // nobody received it, or its socket or server was given up
+	followed   // as the answer asks for: over TCP, without OPT, from another server
+	probed     // a copy, to see whether a path that is down works again
+	confirming // a question known to be answerable, before a path is declared down
 	numAttemptKinds
 )
 
@@ -53,11 +79,14 @@ func (x *exchange) ask(index int, t Transport, k attemptKind, fresh bool) bool {
 	if x.n == maxAttempts {
 		return false
 	}
+	if x.n == fewAttempts {
+		x.more = new([maxAttempts - fewAttempts]attempt)
+	}
 	s := x.servers[index]
-	a := &x.attempts[x.n]
-	*a = attempt{srv: s, index: index, tr: t, kind: k, sent: x.f.now(), waiting: true}
+	a := x.at(x.n)
+	*a = attempt{srv: s, index: uint8(index), tr: t, kind: k, sent: x.f.now(), waiting: true} //nolint:gosec // below maxServers
 	s.mu.Lock()
-	c := s.pick(t, a.sent, fresh)
+	c := s.pick(t, a.sent, k, fresh)
 	if c == nil {
 		s.unlock()
 		x.lastErr = errSockets
@@ -68,8 +97,9 @@ func (x *exchange) ask(index int, t Transport, k attemptKind, fresh bool) bool {
 	c.enter(a.id, entry{x: x, i: uint8(x.n), sent: a.sent}) //nolint:gosec // below maxAttempts
 	p := &s.paths[t]
 	p.queries[k]++
-	if k != probed {
+	if !a.extra() {
 		x.tried |= 1 << index
+		x.suspectAt, x.suspected = a.sent+silence, false
 		x.hedgeAt = a.sent + x.f.config.Timeouts.Hedge
 		if x.f.config.Timeouts.Hedge == 0 {
 			x.hedgeAt = a.sent + p.hedgeDelay()
@@ -83,14 +113,15 @@ func (x *exchange) ask(index int, t Transport, k attemptKind, fresh bool) bool {
 	}
 	s.unlock()
 	if now {
-		c.send(x, msg)
+		c.send(x, a.id, msg)
 	}
 	return true
 }
 
-// wasGarbled reports whether a malformed message came under the attempt's id.
-func (a *attempt) wasGarbled() bool {
+// fate returns whether a malformed message came under the attempt's id, and why
+// its question was not sent, if it was not.
+func (a *attempt) fate() (garbled bool, unsent error) {
 	a.srv.mu.Lock()
 	defer a.srv.mu.Unlock()
-	return a.garbled
+	return a.garbled, a.unsent
 }

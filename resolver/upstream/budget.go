@@ -26,6 +26,9 @@ const (
 	// savings is how many questions' worth a bucket holds at most: what a
 	// dead endpoint costs a busy node until its sockets are known.
 	savings = 50
+	// reserve, in questions, is kept for a confirmation: hedges and retries do
+	// not spend it.
+	reserve = maxConfirmations
 )
 
 // bucket is a token bucket that is filled by questions, not by time: a share of
@@ -82,7 +85,7 @@ func (b *budget) earn() {
 func (b *budget) spend(k Kind, fruitful bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !fruitful || b.kinds[k].tokens < cost || b.both.tokens < cost {
+	if !fruitful || b.kinds[k].tokens < cost || b.both.tokens < (1+reserve)*cost {
 		b.denied[k]++
 		return false
 	}
@@ -91,12 +94,24 @@ func (b *budget) spend(k Kind, fruitful bool) bool {
 	return true
 }
 
+// confirm takes what a confirmation costs, if it is there, or anyway: then it is
+// owed, and no second question goes until it is paid back.
+func (b *budget) confirm(questions int, anyway bool) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.both.tokens < questions*cost && !anyway {
+		return false
+	}
+	b.both.tokens -= questions * cost
+	return true
+}
+
 // spendMany takes what many extra questions cost: ask is told how many there may
 // be and returns how many there are.
 func (b *budget) spendMany(ask func(most int) int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if most := b.both.tokens / cost; most > 0 {
+	if most := b.both.tokens/cost - reserve; most > 0 {
 		b.both.tokens -= ask(most) * cost
 	}
 }

@@ -131,8 +131,8 @@ func TestBucket(t *testing.T) {
 	}
 	t.Run("allowance is lent", func(t *testing.T) {
 		b := newBudget(usual)
-		if n := spendAll(b, Retry); n != 10 {
-			t.Errorf("allowed %d at the start, want 10", n)
+		if n := spendAll(b, Retry); n != 8 {
+			t.Errorf("allowed %d at the start, want 8 of 10: two are kept for a confirmation", n)
 		}
 		if earn(b, 100); spendAll(b, Retry) != 0 {
 			t.Error("allowed more before the allowance is paid back")
@@ -157,8 +157,8 @@ func TestBucket(t *testing.T) {
 	t.Run("savings are bounded", func(t *testing.T) {
 		b := newBudget(usual)
 		earn(b, 100000)
-		if n := spendAll(b, Retry); n != 50 {
-			t.Errorf("allowed %d at once, want 50", n)
+		if n := spendAll(b, Retry); n != 48 {
+			t.Errorf("allowed %d at once, want 48 of 50: two are kept for a confirmation", n)
 		}
 	})
 	t.Run("none", func(t *testing.T) {
@@ -166,6 +166,29 @@ func TestBucket(t *testing.T) {
 		earn(b, 1000)
 		if b.spend(Hedge, true) || b.spend(Retry, true) {
 			t.Error("a budget of nothing allows something")
+		}
+	})
+	t.Run("a confirmation", func(t *testing.T) {
+		b := newBudget(usual)
+		spendAll(b, Retry)
+		if !b.confirm(2, false) {
+			t.Error("what is kept for a confirmation is not to be had")
+		}
+		if b.confirm(2, false) {
+			t.Error("allowed a second one")
+		}
+		if !b.confirm(2, true) {
+			t.Error("not allowed though it must be")
+		}
+		if earn(b, 100); spendAll(b, Retry) != 0 { // the allowance is paid back
+			t.Error("allowed more before the allowance is paid back")
+		}
+		earn(b, 40)
+		if spendAll(b, Retry) != 0 || !b.confirm(2, false) {
+			t.Error("40 questions later: want what is owed paid back, and the next confirmation before anything else")
+		}
+		if earn(b, 30); spendAll(b, Retry) != 1 {
+			t.Error("30 questions later: want one beyond what is kept")
 		}
 	})
 	t.Run("fruitless", func(t *testing.T) {
@@ -176,13 +199,13 @@ func TestBucket(t *testing.T) {
 	t.Run("many at once", func(t *testing.T) {
 		b := newBudget(usual)
 		b.spendMany(func(most int) int {
-			if most != 10 {
-				t.Errorf("allowed %d, want 10", most)
+			if most != 8 {
+				t.Errorf("allowed %d, want 8", most)
 			}
 			return 7
 		})
-		if n := spendAll(b, Retry); n != 3 {
-			t.Errorf("allowed %d more, want 3", n)
+		if n := spendAll(b, Retry); n != 1 {
+			t.Errorf("allowed %d more, want 1", n)
 		}
 		b.spendMany(func(int) int {
 			t.Error("asked although nothing is left")
@@ -237,6 +260,7 @@ func TestError(t *testing.T) {
 		"truncated":  {&Error{Reason: Truncated, Server: addr(1)}, "upstream 192.0.2.1:53: truncated", dnswire.EDEInvalidData, "upstream 192.0.2.1:53: truncated"},
 		"canceled":   {&Error{Reason: Canceled, Err: context.Canceled}, "upstream: canceled: context canceled", dnswire.EDEOther, "upstream: canceled"},
 		"closed":     {&Error{Reason: Closed}, "upstream: closed", dnswire.EDENotReady, "upstream: closed"},
+		"local":      {&Error{Reason: Local, Err: syscall.EMFILE}, "upstream: not sent, trouble on this node: too many open files", dnswire.EDENotReady, "upstream: not sent, trouble on this node"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := tt.err.Error(); got != tt.text {
@@ -268,7 +292,7 @@ func TestNames(t *testing.T) {
 		got = append(got, w.String())
 	}
 	want := []string{
-		"timeout", "network", "over_budget", "no_servers", "malformed", "truncated", "canceled", "closed", "rcode",
+		"timeout", "network", "over_budget", "no_servers", "malformed", "truncated", "canceled", "closed", "local", "rcode",
 		"hedge", "retry", "udp", "tcp", "id", "question", "message",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

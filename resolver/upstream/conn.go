@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"syscall"
 	"time"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
 )
 
 // grace is how much longer than the longest exchange a socket waits for late
@@ -108,7 +110,13 @@ func (c *conn) expire() {
 	s := c.srv
 	s.mu.Lock()
 	now := s.f.now()
-	c.retired = c.retired || now >= c.until
+	switch {
+	case now < c.until || c.retired:
+	case c.heard != never && s.pools[c.tr].troubled(now):
+		c.until = now + spacing // no other is to be had
+	default:
+		c.retired = true
+	}
 	over := now >= c.end(now)
 	if !over && !c.closed {
 		c.timer.Reset(c.next(now) - now)
@@ -172,8 +180,7 @@ func (c *conn) opened(nc net.Conn) bool {
 	s.unlock()
 	for len(out) > 0 {
 		n := 2 + int(binary.BigEndian.Uint16(out))
-		if _, err := nc.Write(out[2:n]); err != nil && !transient(err) {
-			c.close(err)
+		if _, err := nc.Write(out[2:n]); err != nil && !c.unsent(dnswire.ID(out[2:n]), err) {
 			break
 		}
 		out = out[n:]
@@ -241,11 +248,7 @@ func (c *conn) close(err error) {
 	clear(c.entries)
 	c.live = 0
 	if len(waiting) > 0 && !errors.Is(err, errClosed) {
-		p := &s.paths[c.tr]
-		p.failures[Network] += uint64(len(waiting))
-		if p.heard < c.silentSince {
-			s.strike(c.tr, s.f.now())
-		}
+		c.charge(waiting, err)
 	}
 	if c.heard == never && errors.Is(err, errMovedOn) {
 		s.pools[c.tr].wary = s.f.now() + wariness
@@ -259,8 +262,32 @@ func (c *conn) close(err error) {
 		_ = nc.Close()
 	}
 	for _, e := range waiting {
-		e.x.attempts[e.i].err = err
+		e.x.at(int(e.i)).err = err
 		e.x.events <- event{attempt: e.i, what: failed}
+	}
+}
+
+// charge counts what a socket's failure means to those who wait: a strike
+// against its path, by one of their questions, if the path has answered nothing
+// since. That there was no socket to be had is trouble of this machine, and the
+// path's no more. The caller holds srv.mu.
+func (c *conn) charge(waiting []entry, err error) {
+	s := c.srv
+	p := &s.paths[c.tr]
+	if c.nc == nil && isLocal(err) {
+		p.failures[Local] += uint64(len(waiting))
+		s.pools[c.tr].trouble = s.f.now() + troubleTime
+		return
+	}
+	p.failures[Network] += uint64(len(waiting))
+	if p.heard >= c.silentSince {
+		return
+	}
+	for _, e := range waiting {
+		if !e.x.at(int(e.i)).extra() {
+			s.strike(e.x, c.tr, false)
+			return
+		}
 	}
 }
 
@@ -290,7 +317,7 @@ func (c *conn) forget(x *exchange, i uint8, now time.Duration) bool {
 	s := c.srv
 	s.mu.Lock()
 	defer s.unlock()
-	a := &x.attempts[i]
+	a := x.at(int(i))
 	e, ok := c.entries[a.id]
 	if !ok || e.x != x || e.i != i {
 		return false
@@ -302,9 +329,11 @@ func (c *conn) forget(x *exchange, i uint8, now time.Duration) bool {
 		c.retire()
 	}
 	if age >= silence {
-		p.failures[Timeout]++
-		if p.heard < a.sent && a.kind != probed {
-			s.strike(c.tr, now)
+		if a.unsent == nil {
+			p.failures[Timeout]++
+		}
+		if p.heard < a.sent && !a.extra() {
+			s.strike(x, c.tr, false)
 		}
 	}
 	return true

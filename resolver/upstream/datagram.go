@@ -2,7 +2,6 @@ package upstream
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/netip"
 	"runtime"
@@ -109,7 +108,7 @@ func (c *conn) readBatches() error {
 		for {
 			n, errno := b.recv(fd)
 			if errno != 0 {
-				if errno == unix.EAGAIN {
+				if errno == unix.EAGAIN || errno == unix.ENOMEM || errno == unix.ENOBUFS {
 					return false
 				}
 				failure = errno
@@ -151,14 +150,15 @@ func (c *conn) readDatagrams() error {
 	}
 }
 
-// send sends the exchange's message msg, now, or not at all: where the device's
-// queue is full the question is lost like any other.
+// send sends the exchange's message msg with the id, now, or not at all: what the
+// kernel does not send is lost like any other datagram, and asked again like any
+// other, out of the budget.
 //
 // Two questions on one new socket never race each other into the connection
 // tracker (which drops one of them, the five-second lookups of Kubernetes): one
 // write at a time holds the descriptor's lock, and the first packet is tracked
 // before its write returns.
-func (c *conn) send(x *exchange, msg []byte) {
+func (c *conn) send(x *exchange, id uint16, msg []byte) {
 	var err error
 	if c.raw != nil {
 		x.out = msg
@@ -169,9 +169,26 @@ func (c *conn) send(x *exchange, msg []byte) {
 	} else {
 		_, err = c.nc.Write(msg)
 	}
-	if err != nil && !transient(err) {
-		c.close(err)
+	if err != nil {
+		c.unsent(id, err)
 	}
+}
+
+// unsent notes that the question with the id was not sent. It reports whether
+// the socket can be used all the same.
+func (c *conn) unsent(id uint16, err error) bool {
+	if isDead(err) {
+		c.close(err)
+		return false
+	}
+	s := c.srv
+	s.mu.Lock()
+	defer s.unlock()
+	s.paths[c.tr].failures[Local]++
+	if e := c.entries[id]; e.x != nil {
+		e.x.at(int(e.i)).unsent = err
+	}
+	return true
 }
 
 // rawSend is the callback of RawConn.Write.
@@ -180,9 +197,4 @@ func (x *exchange) rawSend(fd uintptr) bool {
 		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 	runtime.KeepAlive(x)
 	return true
-}
-
-// transient reports whether a write failed for want of room.
-func transient(err error) bool {
-	return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR)
 }

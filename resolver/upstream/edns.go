@@ -48,22 +48,22 @@ func (x *exchange) offersOPT(a *attempt) bool {
 	case x.plain || a.sent < e.off:
 		return false
 	case a.kind == hedged || a.kind == retried:
-		return x.do || a.srv != x.attempts[0].srv || a.sent-e.heard <= ednsTrust
+		return x.do || a.srv != x.at(0).srv || a.sent-e.heard <= ednsTrust
 	}
 	return true
 }
 
 // learnOPT draws the conclusion from a usable answer to a question without OPT.
 func (x *exchange) learnOPT(a *attempt) {
-	if a.edns || a.response.Rcode != dnswire.RcodeNoError && a.response.Rcode != dnswire.RcodeNXDomain {
+	if a.edns || a.got.response.Rcode != dnswire.RcodeNoError && a.got.response.Rcode != dnswire.RcodeNXDomain {
 		return
 	}
-	for i := range x.attempts[:x.n] {
-		b := &x.attempts[i]
+	for i := range x.n {
+		b := x.at(i)
 		if b.srv != a.srv {
 			continue
 		}
-		if refused := !b.waiting && chokes(b.response.Rcode); refused || b.waiting {
+		if refused := !b.waiting && b.got != nil && chokes(b.got.response.Rcode); refused || b.waiting {
 			if a.srv.withoutOPT(b, refused, x.f.now()) {
 				return
 			}

@@ -2,8 +2,13 @@ package upstream
 
 import (
 	"errors"
+	"io"
+	"net"
 	"net/netip"
+	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 )
@@ -19,6 +24,40 @@ var (
 	errMovedOn   = errors.New("socket at the end of its life")
 	errTruncated = errors.New("truncated, and not to be had whole")
 )
+
+// isLocal reports whether a socket was not to be had for want of something on
+// this machine. What says that there is no way to the server (ENETUNREACH,
+// EADDRNOTAVAIL without an address of its family, EACCES by a prohibiting route)
+// is not among it: another server may do.
+func isLocal(err error) bool {
+	for _, local := range []error{
+		unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS,
+		unix.EAGAIN, // no free port, connect(2)
+		errSockets,
+	} {
+		if errors.Is(err, local) {
+			return true
+		}
+	}
+	return false
+}
+
+// isDead reports whether a send failed since the socket is of no more use: an
+// ICMP error has told that nobody listens, or it is closed. All else that the
+// kernel says (EPERM: a rule dropped the packet on its way out; ENOBUFS, EAGAIN:
+// no room; ENETUNREACH, EHOSTUNREACH, ENETDOWN, EINVAL: no route or device at
+// the moment) is about one datagram, which is lost like any other.
+func isDead(err error) bool {
+	for _, dead := range []error{
+		unix.ECONNREFUSED, unix.ECONNRESET, unix.EPIPE, unix.ENOTCONN, unix.EDESTADDRREQ,
+		unix.EBADF, unix.ENOTSOCK, net.ErrClosed, os.ErrClosed, io.ErrClosedPipe,
+	} {
+		if errors.Is(err, dead) {
+			return true
+		}
+	}
+	return false
+}
 
 // Reason says why there is no answer.
 type Reason uint8
@@ -46,6 +85,10 @@ const (
 	Canceled
 	// Closed: the Forwarder was closed.
 	Closed
+	// Local: this machine could not send the question: no descriptor, no
+	// memory, no port, or a rule of its own firewall. It says nothing about
+	// the server.
+	Local
 	// Rcode: the server answered with an error (SERVFAIL, REFUSED, ...) or
 	// with a referral.
 	Rcode
@@ -56,7 +99,7 @@ const (
 // String returns the reason in the form of a metric's label.
 func (r Reason) String() string {
 	return [numReasons]string{
-		"timeout", "network", "over_budget", "no_servers", "malformed", "truncated", "canceled", "closed", "rcode",
+		"timeout", "network", "over_budget", "no_servers", "malformed", "truncated", "canceled", "closed", "local", "rcode",
 	}[r]
 }
 
@@ -79,6 +122,9 @@ func (e *Error) Error() string {
 // text returns who did not answer, and why.
 func (e *Error) text() string {
 	reason := strings.ReplaceAll(e.Reason.String(), "_", " ")
+	if e.Reason == Local {
+		reason = "not sent, trouble on this node"
+	}
 	if !e.Server.IsValid() {
 		return "upstream: " + reason
 	}
@@ -97,7 +143,7 @@ func (e *Error) EDE() (code uint16, text string) {
 		return dnswire.EDENoReachable, text
 	case Malformed, Truncated:
 		return dnswire.EDEInvalidData, text
-	case Closed:
+	case Closed, Local:
 		return dnswire.EDENotReady, text
 	case Canceled:
 		return dnswire.EDEOther, text

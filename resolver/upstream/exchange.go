@@ -1,8 +1,10 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"hash/maphash"
 	"net/netip"
 	"syscall"
 	"time"
@@ -35,10 +37,11 @@ type exchange struct {
 	query []byte // the message, OPT last
 	end   int    // of the question in query
 	progress
-	attempts [maxAttempts]attempt
-	n        int
-	events   chan event
-	timer    *time.Timer
+	n      int // attempts, found by at
+	few    [fewAttempts]attempt
+	more   *[maxAttempts - fewAttempts]attempt
+	events chan event
+	timer  *time.Timer
 
 	// Arguments and result of rawSend.
 	sendTo func(fd uintptr) bool
@@ -51,16 +54,22 @@ type progress struct {
 	route   *route
 	servers []*server
 	do      bool
+	// hash is the question's, the same for each exchange that asks it. It and
+	// start tell strikes apart.
+	hash uint64
 
-	start, hedgeAt, retryAt, deadline time.Duration
-	hedged, retried                   bool // or it was considered
-	resends                           int
-	tried                             uint64 // servers, a bit each
-	plain                             bool   // no OPT any more
-	needTCP                           bool
-	denied                            bool     // a second question, by the budget
-	failure                           *attempt // its error answer is returned for want of a better one
-	lastErr                           error
+	start, hedgeAt, suspectAt, retryAt, deadline time.Duration
+	hedged, suspected, retried                   bool // or it was considered
+	resends                                      int
+	tried                                        uint64 // servers, a bit each
+	plain                                        bool   // no OPT any more
+	needTCP                                      bool
+	denied                                       bool     // a second question, by the budget
+	failure                                      *attempt // its error answer is returned for want of a better one
+	lastErr                                      error
+
+	// held is a denial that a server before it in order may contradict.
+	held *attempt
 
 	over   bool
 	answer Answer
@@ -110,6 +119,7 @@ func (x *exchange) begin(r *route, q *Question) {
 	x.progress = progress{route: r, servers: *r.servers.Load(), do: q.DO}
 	x.query = dnswire.AppendQuery(x.query[:0], 0, flags, q.Name, q.Type, q.Class, &dnswire.OPT{Size: udpSize, DO: q.DO})
 	x.end = dnswire.HeaderLen + len(q.Name) + 4
+	x.hash = maphash.Bytes(x.f.seed, x.question())
 	x.start = x.f.now()
 	x.retryAt = x.start + x.f.config.Timeouts.Retry
 	x.deadline = x.start + x.f.config.Timeouts.Total
@@ -166,6 +176,9 @@ func (x *exchange) due() time.Duration {
 	if !x.hedged {
 		at = min(at, x.hedgeAt)
 	}
+	if !x.suspected {
+		at = min(at, x.suspectAt)
+	}
 	if !x.retried {
 		at = min(at, x.retryAt)
 	}
@@ -181,6 +194,10 @@ func (x *exchange) tick(now time.Duration) {
 		x.hedged = true
 		x.hedge(now)
 	}
+	if !x.suspected && now >= x.suspectAt {
+		x.suspected = true
+		x.suspect(now)
+	}
 	if !x.retried && now >= x.retryAt {
 		x.retried = true
 		x.retry(now)
@@ -188,7 +205,7 @@ func (x *exchange) tick(now time.Duration) {
 }
 
 func (x *exchange) event(e event) {
-	a := &x.attempts[e.attempt]
+	a := x.at(int(e.attempt))
 	switch e.what {
 	case answered:
 		a.waiting = false
@@ -197,11 +214,13 @@ func (x *exchange) event(e event) {
 		a.waiting = false
 		x.undelivered(a)
 	case socketRetired:
-		if a.kind != probed {
-			x.resend(a.index, a.tr, false)
+		if !a.extra() {
+			x.resend(int(a.index), a.tr, false)
 		}
 	case pathDown:
-		if i, t := x.untried(); i >= 0 {
+		if x.held != nil && !x.contradicted(x.held) {
+			x.accept(x.held)
+		} else if i, t := x.untried(); i >= 0 {
 			x.resend(i, t, false)
 		}
 	}
@@ -210,8 +229,8 @@ func (x *exchange) event(e event) {
 // accept ends the exchange with the attempt's answer.
 func (x *exchange) accept(a *attempt) {
 	x.over = true
-	x.answer = Answer{Msg: a.msg, Response: a.response, Server: a.srv.addr, Transport: a.tr}
-	if a.response.NameLen == 0 {
+	x.answer = Answer{Msg: a.got.msg, Response: a.got.response, Server: a.srv.addr, Transport: a.tr}
+	if a.got.response.NameLen == 0 {
 		x.answer.restoreQuestion(x.question())
 	}
 }
@@ -230,7 +249,7 @@ func (x *exchange) fail(reason Reason, err error) {
 	x.over = true
 	e := &Error{Reason: reason, Err: err}
 	if x.n > 0 {
-		e.Server = x.attempts[x.n-1].srv.addr
+		e.Server = x.at(x.n - 1).srv.addr
 	}
 	x.err = e
 }
@@ -239,10 +258,10 @@ func (x *exchange) fail(reason Reason, err error) {
 // not kept back for another socket to the same server, a truncated one not for
 // UDP, and nothing for a probe.
 func (x *exchange) settle() {
-	for i := range x.attempts[:x.n] {
-		a := &x.attempts[i]
+	for i := range x.n {
+		a := x.at(i)
 		same := x.failure != nil && x.failure.srv == a.srv
-		if a.waiting && a.kind != probed && !same && !(x.needTCP && a.tr == UDP) {
+		if a.waiting && !a.extra() && !same && !(x.needTCP && a.tr == UDP) {
 			return
 		}
 	}
@@ -252,23 +271,39 @@ func (x *exchange) settle() {
 // giveUp ends the exchange with the error answer that there is, or the error
 // that says most.
 func (x *exchange) giveUp() {
-	if x.failure != nil {
+	switch {
+	case x.held != nil && !x.contradicted(x.held):
+		x.accept(x.held)
+		return
+	case x.failure != nil:
 		x.accept(x.failure)
 		return
 	}
 	waiting, malformed := false, false
-	for i := range x.attempts[:x.n] {
-		a := &x.attempts[i]
-		waiting = waiting || a.waiting && a.kind != probed
-		malformed = malformed || a.wasGarbled()
+	sent, unsent := 0, error(nil)
+	for i := range x.n {
+		a := x.at(i)
+		if a.extra() {
+			continue
+		}
+		garbled, err := a.fate()
+		waiting = waiting || a.waiting
+		malformed = malformed || garbled
+		if unsent = cmp.Or(unsent, err); err == nil && a.err == nil {
+			sent++
+		}
 	}
 	switch {
 	case x.f.closed.Load():
 		x.fail(Closed, nil)
 	case x.needTCP:
 		x.fail(Truncated, errors.Join(errTruncated, x.lastErr))
+	case !waiting && isLocal(x.lastErr):
+		x.fail(Local, x.lastErr)
 	case !waiting:
 		x.fail(Network, x.lastErr)
+	case sent == 0:
+		x.fail(Local, unsent)
 	case malformed:
 		x.fail(Malformed, nil)
 	case x.denied && x.n == 1:
@@ -282,8 +317,8 @@ func (x *exchange) giveUp() {
 func (x *exchange) finish() {
 	now := x.f.now()
 	owed := 0
-	for i := range x.attempts[:x.n] {
-		a := &x.attempts[i]
+	for i := range x.n {
+		a := x.at(i)
 		if a.waiting && !a.conn.forget(x, uint8(i), now) { //nolint:gosec // below maxAttempts
 			owed++
 		}
@@ -302,6 +337,13 @@ func (x *exchange) finish() {
 
 // reset drops what the exchange holds for others.
 func (x *exchange) reset() {
-	clear(x.attempts[:x.n])
-	x.n, x.progress, x.out = 0, progress{}, nil
+	for i := range x.n {
+		a := x.at(i)
+		if a.got != nil {
+			*a.got = received{}
+			x.f.received.Put(a.got)
+		}
+		*a = attempt{}
+	}
+	x.n, x.more, x.progress, x.out = 0, nil, progress{}, nil
 }

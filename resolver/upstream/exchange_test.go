@@ -190,12 +190,13 @@ func TestWriteErrors(t *testing.T) {
 		after    time.Duration
 		reason   string // of the error, if there is no answer
 	}{
-		"one socket":                      {UDPOnly, 1, syscall.EPERM, 0, ""},
-		"a local firewall":                {UDPOnly, 100, syscall.EPERM, 0, "network"},
-		"no room: lost like any packet":   {UDPOnly, 1, syscall.ENOBUFS, 250 * ms, ""},
-		"a stalled connection":            {TCPOnly, 1, os.ErrDeadlineExceeded, 0, ""},
-		"all connections stall":           {TCPOnly, 100, os.ErrDeadlineExceeded, 0, "network"},
-		"UDP fails, TCP is not asked for": {Auto, 100, syscall.EPERM, 0, "network"},
+		"a rule drops it: lost like any packet": {UDPOnly, 1, syscall.EPERM, 250 * ms, ""},
+		"no room: lost like any packet":         {UDPOnly, 1, syscall.ENOBUFS, 250 * ms, ""},
+		"nobody listens there":                  {UDPOnly, 1, syscall.ECONNREFUSED, 0, ""},
+		"a local firewall":                      {UDPOnly, 100, syscall.EPERM, 1500 * ms, "local"},
+		"a local firewall, any protocol":        {Auto, 100, syscall.EPERM, 1500 * ms, "local"},
+		"a stalled connection":                  {TCPOnly, 1, os.ErrDeadlineExceeded, 0, ""},
+		"all connections stall":                 {TCPOnly, 100, os.ErrDeadlineExceeded, 0, "network"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"net/netip"
 	"slices"
@@ -16,7 +17,9 @@ type Forwarder struct {
 	config    Config
 	base      time.Time // instants are counted from here
 	routes    routes
+	seed      maphash.Seed
 	exchanges sync.Pool // *exchange
+	received  sync.Pool // *received
 	batches   sync.Pool // *batch
 
 	ctx     context.Context // ends with Close
@@ -41,10 +44,12 @@ func New(c Config) (*Forwarder, error) {
 	f := &Forwarder{
 		config:  c,
 		base:    time.Now(),
+		seed:    maphash.MakeSeed(),
 		routes:  make(routes),
 		servers: make(map[netip.AddrPort]*server),
 	}
 	f.exchanges.New = func() any { return newExchange(f) }
+	f.received.New = func() any { return new(received) }
 	f.batches.New = func() any { return newBatch() }
 	for i, cr := range c.Routes {
 		r := &route{protocol: cr.Protocol, sources: cr.Servers, budget: newBudget(c.Budget), files: make(map[int][]netip.AddrPort)}

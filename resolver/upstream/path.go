@@ -31,9 +31,12 @@ const (
 	// silence is how old an unanswered question must be to say something
 	// about its path or its socket.
 	silence = maxHedge
-	// maxStrikes in a row, and not one answer since: the path is down. Two
-	// are what two lost packets look like on a quiet node.
+	// maxStrikes questions, all different, and not one answer since: the path
+	// may be down. Two are what two lost packets look like on a quiet node.
 	maxStrikes = 3
+	// maxUnanswered is the same with repeats counted, for a node that asks but
+	// one or two names.
+	maxUnanswered = 4
 	// A path that is down is tried again after minBackoff, then after twice
 	// that, and so on, each with jitter.
 	minBackoff = 2 * time.Second
@@ -47,7 +50,15 @@ type path struct {
 	probeAt atomic.Int64 // when a path that is down may be tried again
 
 	backoff time.Duration
-	strikes int
+	silent  ledger // questions unanswered since any answer
+	broken  ledger // questions answered by an error since a good answer
+	// confirmed is when it was last found out whether the path works, and
+	// confirming that it is being found out now.
+	confirmed  time.Duration
+	confirming bool
+	// outdone counts the questions in a row that another server had data for
+	// and this one no answer.
+	outdone int
 	heard   time.Duration // last answer of any kind; negative before the first
 	srtt    time.Duration // RFC 6298 section 2
 	rttvar  time.Duration
@@ -82,20 +93,51 @@ func (p *path) due(now time.Duration) bool {
 	return p.down.Load() && now >= time.Duration(p.probeAt.Load())
 }
 
-// strike counts a failure of the path. It reports whether the path went down.
-func (p *path) strike() bool {
-	p.strikes++
-	if p.strikes < maxStrikes || p.down.Load() {
-		return false
+// ledger is what speaks against a path: the questions that it failed to answer.
+type ledger struct {
+	strikes [maxStrikes]strike
+	n       int // of strikes
+	total   int // with repeats
+}
+
+// strike is a question, and when its last exchange began.
+type strike struct {
+	question uint64
+	start    time.Duration
+}
+
+// add enters an exchange's question, once for each exchange. It reports whether
+// there is enough to doubt the path. A repeat of a question is no new strike: a
+// name that nobody can answer says nothing about the server that is asked.
+func (l *ledger) add(question uint64, start time.Duration) bool {
+	i := 0
+	for i < l.n && l.strikes[i].question != question {
+		i++
 	}
-	p.backoff = 0
-	p.down.Store(true)
-	return true
+	switch {
+	case i < l.n && start <= l.strikes[i].start:
+		return false
+	case i < maxStrikes:
+		l.strikes[i] = strike{question, start}
+		l.n = max(l.n, i+1)
+	}
+	l.total++
+	return l.n == maxStrikes || l.total >= maxUnanswered
+}
+
+// has reports whether the question is one of the strikes.
+func (l *ledger) has(question uint64) bool {
+	for _, s := range l.strikes[:l.n] {
+		if s.question == question {
+			return true
+		}
+	}
+	return false
 }
 
 // good counts a usable answer. It reports whether the path came up.
 func (p *path) good() bool {
-	p.strikes = 0
+	p.broken = ledger{}
 	return p.down.Swap(false)
 }
 

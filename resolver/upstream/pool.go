@@ -41,6 +41,10 @@ const (
 	// answers, mean that a socket leads nowhere. An endpoint that drops half
 	// of all packets looks like that once in 256 times.
 	stuckQuestions = 8
+	// troubleTime is how long after a socket was not to be had for want of
+	// something on this machine none is opened beside those that there are:
+	// longer than spacing, so that a busy pool sees that the trouble lasts.
+	troubleTime = time.Second
 )
 
 // pool is the sockets to one server over one transport, guarded by server.mu.
@@ -48,8 +52,13 @@ type pool struct {
 	conns  []*conn // open, the oldest first
 	opened time.Duration
 	wary   time.Duration // until
-	turn   int
+	// trouble lasts until then: sockets are not to be had, see isLocal.
+	trouble time.Duration
+	turn    int
 }
+
+// troubled reports whether sockets are not to be had at the moment.
+func (p *pool) troubled(now time.Duration) bool { return now < p.trouble }
 
 // pick returns the socket for the next question, opening one if it must or if
 // it is time to; nil if there are too many. fresh asks for a new socket.
@@ -57,10 +66,14 @@ type pool struct {
 // A socket that has not answered yet may lead to a dead endpoint: it gets one
 // question to try, the rest go to sockets that have answered. Only while there
 // are none of those (after a start) do several questions share untried ones.
-func (s *server) pick(t Transport, now time.Duration, fresh bool) *conn {
+func (s *server) pick(t Transport, now time.Duration, k attemptKind, fresh bool) *conn {
 	p := &s.pools[t]
 	if fresh {
-		return s.open(t, now, false)
+		limit := maxConns
+		if k != confirming {
+			limit /= 2 // half of what may be open is kept for first questions
+		}
+		return s.open(t, now, false, limit)
 	}
 	var best *conn
 	pooled, tried := 0, false
@@ -79,30 +92,40 @@ func (s *server) pick(t Transport, now time.Duration, fresh bool) *conn {
 			best, tried = c, ok
 		}
 	}
+	if best == nil && p.troubled(now) {
+		best = p.last()
+	}
 	grow := best == nil
 	switch {
-	case pooled >= maxPooled:
+	case pooled >= maxPooled || best != nil && p.troubled(now):
 	case t == UDP:
 		grow = grow || !tried || now-p.opened >= spacing && now >= p.wary
 	default:
 		grow = grow || best.live >= tcpCrowd
 	}
 	if grow {
-		if c := s.open(t, now, true); c != nil {
+		if c := s.open(t, now, true, maxConns); c != nil {
 			return c
 		}
 	}
 	return best
 }
 
-// open opens a socket; nil if there are too many. Half of what may be open is
-// kept for first questions.
-func (s *server) open(t Transport, now time.Duration, pooled bool) *conn {
-	p := &s.pools[t]
-	limit := maxConns
-	if !pooled {
-		limit /= 2
+// last returns the socket that has answered last, though it take no more
+// questions, for want of another; or nil.
+func (p *pool) last() *conn {
+	var best *conn
+	for _, c := range p.conns {
+		if c.nc != nil && c.heard != never && (best == nil || c.heard > best.heard) {
+			best = c
+		}
 	}
+	return best
+}
+
+// open opens a socket; nil if there are as many as the limit.
+func (s *server) open(t Transport, now time.Duration, pooled bool, limit int) *conn {
+	p := &s.pools[t]
 	if len(p.conns) >= limit || s.f.closed.Load() {
 		return nil
 	}

@@ -81,7 +81,7 @@ func (x *exchange) leastHopeless() (index int, t Transport) {
 // latest returns the last attempt that an answer is expected from, or nil.
 func (x *exchange) latest() *attempt {
 	for i := x.n - 1; i >= 0; i-- {
-		if a := &x.attempts[i]; a.waiting && a.kind != probed {
+		if a := x.at(i); a.waiting && !a.extra() {
 			return a
 		}
 	}
@@ -96,10 +96,13 @@ func (x *exchange) hedge(now time.Duration) {
 	if a == nil {
 		return
 	}
-	x.attempts[0].srv.overdue(x, Hedge)
+	x.at(0).srv.overdue(x, Hedge)
+	if a.srv.outdone(a.tr) && x.askNext() {
+		return
+	}
 	x.route.budget.spendMany(func(most int) int { return a.srv.abandon(a, now, most) })
-	if x.allowed(Hedge, a, a.index, a.tr) {
-		x.ask(a.index, a.tr, hedged, true)
+	if x.allowed(Hedge, a, int(a.index), a.tr) {
+		x.ask(int(a.index), a.tr, hedged, true)
 	}
 }
 
@@ -110,10 +113,10 @@ func (x *exchange) retry(now time.Duration) {
 	if a == nil {
 		return
 	}
-	x.attempts[0].srv.overdue(x, Retry)
+	x.at(0).srv.overdue(x, Retry)
 	i, t := x.untried()
 	if i < 0 {
-		i, t = a.index, a.tr
+		i, t = int(a.index), a.tr
 		if from, to := x.transports(); from < to && a.srv.silentSince(t, x.start) && !a.srv.paths[t.other()].down.Load() {
 			t = t.other()
 		}
@@ -152,14 +155,23 @@ func (x *exchange) undelivered(a *attempt) {
 		x.fail(Closed, nil)
 		return
 	}
-	if a.kind == probed {
+	if a.extra() {
 		return
 	}
 	x.lastErr = a.err
+	if isLocal(a.err) {
+		// Another server's answer would not do, only because this machine
+		// is short of something: a socket that there is does.
+		if x.latest() == nil && x.resend(int(a.index), a.tr, false) {
+			return
+		}
+		x.settle()
+		return
+	}
 	if i, t := x.untried(); i >= 0 && x.resend(i, t, false) {
 		return
 	}
-	if !a.srv.paths[a.tr].down.Load() && x.resend(a.index, a.tr, a.tr == TCP) {
+	if !a.srv.paths[a.tr].down.Load() && x.resend(int(a.index), a.tr, a.tr == TCP) {
 		return
 	}
 	x.settle()
@@ -170,20 +182,20 @@ func (x *exchange) answered(a *attempt) {
 	switch {
 	case a.cut:
 		x.truncated(a)
-	case a.failure && a.kind == probed:
-	case a.failure && a.edns && chokes(a.response.Rcode) && !x.plain:
+	case a.failure && a.extra():
+	case a.failure && a.edns && chokes(a.got.response.Rcode) && !x.plain:
 		x.plain = true
-		if !x.ask(a.index, a.tr, followed, false) {
+		if !x.ask(int(a.index), a.tr, followed, false) {
 			x.refused(a)
 		}
 	case a.failure:
 		x.refused(a)
 	default:
 		x.learnOPT(a)
-		for i := range x.attempts[:x.n] {
-			if b := &x.attempts[i]; !b.waiting && b.failure && b.srv != a.srv {
-				b.srv.blame(b.tr, x.f.now())
-			}
+		x.compare(a)
+		if x.contradicted(a) {
+			x.hold(a)
+			return
 		}
 		x.accept(a)
 	}
@@ -193,6 +205,9 @@ func (x *exchange) answered(a *attempt) {
 func (x *exchange) refused(a *attempt) {
 	if x.failure == nil {
 		x.failure = a
+	}
+	if a.srv.outdone(a.tr) && x.askNext() {
+		return
 	}
 	if i, t := x.untried(); i >= 0 && x.allowed(Retry, a, i, t) && x.ask(i, t, followed, false) {
 		return
@@ -210,7 +225,7 @@ func (x *exchange) truncated(a *attempt) {
 	case again: // a hedge's TC; TCP is under way
 		return
 	case !a.srv.paths[TCP].down.Load():
-		if x.ask(a.index, TCP, followed, false) {
+		if x.ask(int(a.index), TCP, followed, false) {
 			a.srv.countFallback()
 			return
 		}

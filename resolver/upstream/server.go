@@ -25,6 +25,7 @@ type server struct {
 	paths [numTransports]path
 	pools [numTransports]pool
 	edns  ednsMemory
+	known known
 	rng   *rand.ChaCha8 // ids and jitter: seeded from the system, not to be guessed
 	news  []Health      // told by unlock
 }
@@ -34,7 +35,7 @@ func newServer(f *Forwarder, addr netip.AddrPort) *server {
 	_, _ = crand.Read(seed[:]) // never fails
 	s := &server{f: f, addr: addr, rng: rand.NewChaCha8(seed), edns: ednsMemory{heard: never}}
 	for t := range s.paths {
-		s.paths[t].heard = never
+		s.paths[t].heard, s.paths[t].confirmed = never, never
 		s.pools[t].opened = never
 	}
 	return s
@@ -73,14 +74,28 @@ func (s *server) claim(t Transport, now time.Duration, anyway bool) bool {
 	return true
 }
 
-// strike counts a failure of a path. If that takes the path down, everybody who
-// waits on it is told: packets to a dead server load nobody, so a question that
-// moves to the next one costs that one no more than its share. The caller holds
-// mu.
-func (s *server) strike(t Transport, now time.Duration) {
-	if !s.paths[t].strike() {
+// strike counts that an exchange got no answer over a path, or an error where
+// another server had an answer. If that is enough to doubt the path, it is found
+// out. The caller holds mu, and keeps the exchange from ending meanwhile.
+func (s *server) strike(x *exchange, t Transport, broken bool) {
+	p := &s.paths[t]
+	l := &p.silent
+	if broken {
+		l = &p.broken
+	}
+	if !p.down.Load() && l.add(x.hash, x.start) {
+		s.startConfirmation(x.route, t, broken)
+	}
+}
+
+// takeDown declares a path down. Everybody who waits on it is told: packets to a
+// dead server load nobody, so a question that moves to the next one costs that
+// one no more than its share. The caller holds mu.
+func (s *server) takeDown(t Transport, now time.Duration) {
+	if s.paths[t].down.Swap(true) {
 		return
 	}
+	s.paths[t].backoff = 0
 	s.paths[t].putOff(now, s.jitter)
 	s.news = append(s.news, Health{Server: s.addr, Transport: t})
 	for _, c := range s.pools[t].conns {
@@ -96,10 +111,35 @@ func (s *server) good(t Transport) {
 }
 
 // blame counts an error answer to a question that another server could answer.
-func (s *server) blame(t Transport, now time.Duration) {
+func (s *server) blame(x *exchange, t Transport) {
 	s.mu.Lock()
 	defer s.unlock()
-	s.strike(t, now)
+	s.strike(x, t, true)
+}
+
+// suspect counts that an attempt is unanswered after so long that this says
+// something about its path, if nothing else was answered since.
+func (s *server) suspect(x *exchange, a *attempt) {
+	s.mu.Lock()
+	defer s.unlock()
+	if s.paths[a.tr].heard < a.sent {
+		s.strike(x, a.tr, false)
+	}
+}
+
+// outdo counts that another server had data for what this one had no answer to.
+func (s *server) outdo(t Transport) {
+	s.mu.Lock()
+	defer s.unlock()
+	s.paths[t].outdone++
+}
+
+// outdone reports whether the path is up, and yet answers nothing that others
+// have data for: a resolver cut off from the world that knows what it has cached.
+func (s *server) outdone(t Transport) bool {
+	s.mu.Lock()
+	defer s.unlock()
+	return s.paths[t].outdone >= maxStrikes
 }
 
 // overdue counts that x is still unanswered when it is time for a second
@@ -109,20 +149,20 @@ func (s *server) overdue(x *exchange, k Kind) {
 	defer s.unlock()
 	if !x.judged {
 		x.late[k] = true
-		s.paths[x.attempts[0].tr].overdue[k].add(true)
+		s.paths[x.at(0).tr].overdue[k].add(true)
 	}
 }
 
 // judge counts that x was answered, before it was time for the kinds of second
 // questions that overdue did not count. The caller holds mu.
 func (s *server) judge(x *exchange) {
-	if x.attempts[0].srv != s || x.judged {
+	if x.at(0).srv != s || x.judged {
 		return
 	}
 	x.judged = true
 	for k := range x.late {
 		if !x.late[k] {
-			s.paths[x.attempts[0].tr].overdue[k].add(false)
+			s.paths[x.at(0).tr].overdue[k].add(false)
 		}
 	}
 }
