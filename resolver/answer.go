@@ -132,7 +132,7 @@ func (r *Resolver) hit(s *scratch, msg []byte, src *source, w *search.Walk, entr
 		o = outcome{}
 		o.failure, _ = r.cache.Failure(s.key, now)
 	}
-	return r.encode(s.c, dst, msg, &s.q, src.transport, now, o)
+	return r.encode(s.c, dst, msg, &s.q, w, src.transport, now, o)
 }
 
 // outcome is what a query is answered with: an entry, fresh or stale, or a
@@ -145,8 +145,8 @@ type outcome struct {
 }
 
 // encode appends the answer to a query, for hits and misses alike, and counts
-// it.
-func (r *Resolver) encode(c *counters, dst, query []byte, q *dnswire.Query, t Transport, now time.Duration, o outcome) []byte {
+// it. w is the walk that the query began, if any.
+func (r *Resolver) encode(c *counters, dst, query []byte, q *dnswire.Query, w *search.Walk, t Transport, now time.Duration, o outcome) []byte {
 	var keepalive time.Duration
 	if t == TCP && q.Keepalive {
 		keepalive = r.conns.idle()
@@ -161,7 +161,11 @@ func (r *Resolver) encode(c *counters, dst, query []byte, q *dnswire.Query, t Tr
 	dst = o.entry.AppendReply(dst, query, q, cache.ReplyOptions{
 		Now: now, Limit: limit(q, t), Stale: o.stale, Keepalive: keepalive,
 	})
-	c.response(dnswire.Flags(dst[n:]) & 0xf)
+	flags := dnswire.Flags(dst[n:])
+	c.response(flags & 0xf)
+	if w != nil && flags&dnswire.FlagTC != 0 && o.entry.Led() {
+		r.walks.leave(w, now) // its answer does not fit: the client may go on by itself
+	}
 	return dst
 }
 

@@ -2,6 +2,7 @@ package resolver
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 	"github.com/dnsguard/dnsguard/resolver/cache"
+	"github.com/dnsguard/dnsguard/resolver/search"
 	"github.com/dnsguard/dnsguard/resolver/upstream"
 )
 
@@ -127,11 +129,11 @@ func (r *Resolver) keep(key []byte, q upstream.Question, res *result, life, now 
 	return r.store(key, msg, &resp, now)
 }
 
-// store stores a walk's answer.
+// store stores an answer of our own making.
 func (r *Resolver) store(key, msg []byte, resp *dnswire.Response, now time.Duration) outcome {
 	e, _ := r.cache.Store(key, msg, resp, now)
 	if e.Kind() == cache.Miss {
-		return r.failed(key, cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEInvalidData, Text: "search-list walk: unusable answer"}, now)
+		return r.unusable(key, now)
 	}
 	return outcome{entry: e, ok: true}
 }
@@ -139,15 +141,38 @@ func (r *Resolver) store(key, msg []byte, resp *dnswire.Response, now time.Durat
 // lead stores and returns the walk's answer when another name than the queried
 // one has won: a CNAME that leads from the one to the other, and what the
 // winner has of the type. A winner that is denied for this type by a server
-// that has the other has no data of it (RFC 4074 section 4.2).
-func (r *Resolver) lead(key []byte, q upstream.Question, winner []byte, own *result, life, now time.Duration) outcome {
-	m := new(dns.Msg)
-	qname, _, err := dns.UnpackDomainName(q.Name, 0)
-	if err == nil {
-		err = m.Unpack(render(own, q, winner, now))
-	}
+// that has the other has no data of it (RFC 4074 section 4.2). The error is for
+// answers that grow too large by it.
+func (r *Resolver) lead(key []byte, q upstream.Question, w *search.Walk, winner []byte, own *result, life, now time.Duration) (outcome, error) {
+	msg, err := led(q, render(own, q, winner, now), life)
 	if err != nil {
-		return r.failed(key, cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEInvalidData, Text: "search-list walk: " + err.Error()}, now)
+		return outcome{}, err
+	}
+	var resp dnswire.Response
+	if err := dnswire.ParseResponse(msg, &resp); err != nil {
+		return outcome{}, fmt.Errorf("answer of a walk: %w", err)
+	}
+	store := r.cache.StoreLed
+	if w.Expands() { // its client would not have found it
+		store = r.cache.Store
+	}
+	e, _ := store(key, msg, &resp, now)
+	if e.Kind() == cache.Miss {
+		return r.unusable(key, now), nil
+	}
+	return outcome{entry: e, ok: true, stale: own.stale}, nil
+}
+
+// led makes of a message with a name's answer one with the answer to q that
+// leads there.
+func led(q upstream.Question, msg []byte, life time.Duration) ([]byte, error) {
+	qname, _, err := dns.UnpackDomainName(q.Name, 0)
+	if err != nil {
+		return nil, fmt.Errorf("name of a walk: %w", err)
+	}
+	m := new(dns.Msg)
+	if err := m.Unpack(msg); err != nil {
+		return nil, fmt.Errorf("winner's answer: %w", err)
 	}
 	cname := &dns.CNAME{
 		Hdr:    dns.RR_Header{Name: qname, Rrtype: dns.TypeCNAME, Class: q.Class, Ttl: wholeSeconds(life)},
@@ -157,17 +182,19 @@ func (r *Resolver) lead(key []byte, q upstream.Question, winner []byte, own *res
 	m.Answer = append([]dns.RR{cname}, m.Answer...)
 	m.Rcode = dns.RcodeSuccess
 	m.Compress = true
-	var resp dnswire.Response
-	msg, err := m.Pack()
-	if err == nil {
-		err = dnswire.ParseResponse(msg, &resp)
+	packed, err := m.Pack()
+	if err == nil && len(packed) > dnswire.MaxMsgLen {
+		err = fmt.Errorf("%d octets", len(packed))
 	}
 	if err != nil {
-		return r.failed(key, cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEInvalidData, Text: "search-list walk: " + err.Error()}, now)
+		return nil, fmt.Errorf("pack a walk's answer: %w", err)
 	}
-	o := r.store(key, msg, &resp, now)
-	o.stale = own.stale
-	return o
+	return packed, nil
+}
+
+// unusable is the outcome of a walk whose answer the cache does not take.
+func (r *Resolver) unusable(key []byte, now time.Duration) outcome {
+	return r.failed(key, cache.Failure{Rcode: dnswire.RcodeServFail, EDE: dnswire.EDEInvalidData, Text: "search-list walk: unusable answer"}, now)
 }
 
 // render returns the whole answer about a name as a message.

@@ -201,7 +201,7 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 		o := fl.stale
 		f.mu.Unlock()
 		s.c.hits[HitStale].Add(1)
-		return r.encode(s.c, dst, msg, &s.q, src.transport, now, o), false
+		return r.encode(s.c, dst, msg, &s.q, w, src.transport, now, o), false
 	}
 	start := fl == nil
 	reason, ok := f.admitWaiter(client)
@@ -258,7 +258,7 @@ func (r *Resolver) fly(fl *flight, prefetch bool) {
 	now := r.cache.Now()
 	if !prefetch {
 		if e, kind := r.cache.Lookup(key, now); kind == cache.Positive || kind == cache.Negative {
-			r.answerAll(r.flights.land(fl), now, outcome{entry: e, ok: true})
+			r.answerAll(fl, r.flights.land(fl), now, outcome{entry: e, ok: true})
 			return
 		}
 	}
@@ -274,7 +274,7 @@ func (r *Resolver) fly(fl *flight, prefetch bool) {
 	} else {
 		o = r.ask(r.ctx, key, fl.question)
 	}
-	r.answerAll(r.flights.land(fl), r.cache.Now(), o)
+	r.answerAll(fl, r.flights.land(fl), r.cache.Now(), o)
 }
 
 // answerStale answers those who wait with the stale entry, while the flight
@@ -290,7 +290,7 @@ func (r *Resolver) answerStale(fl *flight, e cache.Entry) {
 	fl.stale = o
 	waiters := f.take(fl)
 	f.mu.Unlock()
-	r.answerAll(waiters, r.cache.Now(), o)
+	r.answerAll(fl, waiters, r.cache.Now(), o)
 }
 
 // ask asks the forwarder and stores what comes back. A failure is remembered
@@ -329,8 +329,8 @@ func (r *Resolver) failed(key []byte, failure cache.Failure, now time.Duration) 
 	return outcome{failure: failure}
 }
 
-// answerAll answers every waiter with the same outcome.
-func (r *Resolver) answerAll(waiters []*waiter, now time.Duration, o outcome) {
+// answerAll answers a flight's waiters with the same outcome.
+func (r *Resolver) answerAll(fl *flight, waiters []*waiter, now time.Duration, o outcome) {
 	if len(waiters) == 0 {
 		return
 	}
@@ -344,7 +344,7 @@ func (r *Resolver) answerAll(waiters []*waiter, now time.Duration, o outcome) {
 			w.c.hits[HitStale].Add(1)
 		}
 		// Room for the length that goes before a message over TCP.
-		msg := r.encode(w.c, (*buf)[:2], w.query, &w.q, w.src.transport, now, o)
+		msg := r.encode(w.c, (*buf)[:2], w.query, &w.q, fl.walk, w.src.transport, now, o)
 		w.src.replier.reply(w, msg[2:])
 		w.c.duration(now-w.arrived, 1)
 		*buf = msg

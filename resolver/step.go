@@ -9,8 +9,9 @@ import (
 	"github.com/dnsguard/dnsguard/resolver/upstream"
 )
 
-// The client of a walk that found no winner goes on by itself and asks the
-// walk's other names, its steps, one after the other.
+// The client of a walk that found no winner, or one whose answer is too large
+// for it, goes on by itself and asks the walk's other names, its steps, one after
+// the other.
 
 const (
 	// leftNames bounds the steps that are remembered as such.
@@ -27,7 +28,7 @@ func (r *Resolver) leaveSteps(w *search.Walk, q upstream.Question, now time.Dura
 	if w.Expands() {
 		return // its client does not walk
 	}
-	r.walks.leave(r.walks.search.Load(), w, now)
+	r.walks.leave(w, now)
 	name := make([]byte, 0, dnswire.MaxNameLen)
 	for i := 1; i < w.Len()-1; i++ {
 		if name, ok := w.Candidate(name, i); ok {
@@ -65,8 +66,11 @@ func (r *Resolver) deny(name []byte, q upstream.Question, now time.Duration) {
 // svc.cluster.local, reads like the first of a search for www.example in a
 // namespace uk; and to a client of a namespace shop, so does the third of one
 // for web-0.web.shop.svc. To take them for that would find the wrong host.
-func (w *walks) leave(s *Search, walk *search.Walk, now time.Duration) {
-	l := walk.List()
+func (w *walks) leave(walk *search.Walk, now time.Duration) {
+	s, l := w.search.Load(), walk.List()
+	if s == nil {
+		return // searching was turned off meanwhile
+	}
 	name := make([]byte, 0, dnswire.MaxNameLen)
 	for i := 1; i < walk.Len(); i++ {
 		name, ok := walk.Candidate(name, i)
@@ -90,12 +94,12 @@ func (w *walks) leave(s *Search, walk *search.Walk, now time.Duration) {
 // begun returns the walk that a client with the list has begun with qname, if
 // it is to be finished. If not, the client goes on by itself: glibc does so with
 // a name of ndots dots or more, once it has asked it as it is.
-func (w *walks) begun(s *Search, l *search.List, qname []byte, now time.Duration) (search.Walk, bool) {
+func (w *walks) begun(l *search.List, qname []byte, now time.Duration) (search.Walk, bool) {
 	if walk, ok := search.Collapse(l, qname); ok && !w.isLeft(qname, now) {
 		return walk, true
 	}
 	if walk, ok := search.Listed(l, qname); ok {
-		w.leave(s, &walk, now)
+		w.leave(&walk, now)
 	}
 	return search.Walk{}, false
 }

@@ -134,7 +134,7 @@ func (w *walks) plan(sc *scratch, client netip.Addr, now time.Duration) (search.
 		return search.Walk{}, false
 	}
 	if s.Collapse {
-		if walk, ok := w.begun(s, l, qname, now); ok {
+		if walk, ok := w.begun(l, qname, now); ok {
 			return walk, true
 		}
 	}
@@ -198,15 +198,28 @@ func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w 
 			}
 			if !own.ok {
 				r.walks.done[kind][WalkError].Add(1)
+				r.leaveSteps(w, q, now)
 				return r.failed(key, own.failure, now)
+			}
+			r.remember(key, i)
+			if i == 0 {
+				r.walks.done[kind][WalkAnswered].Add(1)
+				return r.keep(key, q, &own, life, now)
+			}
+			o, err := r.lead(key, q, w, name, &own, life, now)
+			if err != nil { // too large for any client: it goes on by itself
+				r.walks.done[kind][WalkNXDomain].Add(1)
+				r.leaveSteps(w, q, now)
+				return r.keep(key, q, &first, life, now)
 			}
 			r.walks.done[kind][WalkAnswered].Add(1)
 			r.walks.saved.Add(uint64(i)) //nolint:gosec // at most 33
-			r.remember(key, i)
-			if i == 0 {
-				return r.keep(key, q, &own, life, now)
+			if o.entry.Len() > dnswire.MinUDPSize { // some go on by themselves, with both families
+				r.leaveSteps(w, q, now)
+				q.Type = sibling(q.Type)
+				r.leaveSteps(w, q, now)
 			}
-			return r.lead(key, q, name, &own, life, now)
+			return o
 		}
 	}
 	r.walks.done[kind][WalkNXDomain].Add(1)

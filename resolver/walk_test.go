@@ -322,14 +322,17 @@ func TestWalkDeadline(t *testing.T) {
 	})
 }
 
+// expandShop makes every client a pod of the namespace shop; only 10.0.0.2 does
+// not ask for expansion.
+func expandShop(s *Search) {
+	s.Client = func(a netip.Addr) (*search.List, bool) {
+		return s.Policy.ListOf(search.Pod{Namespace: "shop", Expand: a.String() != "10.0.0.2"}), true
+	}
+}
+
 // TestExpand: a name as it is comes first, and then the list of a client whose
 // namespace asks for it.
 func TestExpand(t *testing.T) {
-	clients := func(s *Search) {
-		s.Client = func(a netip.Addr) (*search.List, bool) {
-			return s.Policy.ListOf(search.Pod{Namespace: "shop", Expand: a.String() == "10.0.0.1"}), true
-		}
-	}
 	z := zone{"db.shop.svc.cluster.local.": "A", "db.other.svc.cluster.local.": "A", "example.com.": "A", "example.com.shop.svc.cluster.local.": "A"}
 	tests := map[string]struct{ client, qname, want string }{
 		"a Service of its namespace":    {"10.0.0.1", "db.", "NOERROR | db. CNAME db.shop.svc.cluster.local. | db.shop.svc.cluster.local. A 192.0.2.1"},
@@ -343,7 +346,7 @@ func TestExpand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := &fakeForwarder{answer: z.answer(t)}
-				r := newTestResolver(t, f, withSearch(t, clients))
+				r := newTestResolver(t, f, withSearch(t, expandShop))
 				defer end(t, r)
 				c := newClient(t, r, tt.client, UDP)
 				for range 2 {

@@ -253,8 +253,6 @@ func judgeLibc(t *testing.T, client string, c libcCase, r [numModes]libcRow) {
 			want = c.found
 		case c.settled && client == "c-ares":
 			want = r[mode].cold.found // whichever answer came last
-		case mode != alone && c.cut && (client == "busybox" || client == "musl"):
-			want = r[off].cold.found
 		}
 		if got := r[mode].cold.found; got != want {
 			t.Errorf("%s: finds %q, alone %q", name, got, want)

@@ -155,6 +155,14 @@ func (e Entry) Rcode() uint16 {
 	return e.flags() & rcodeMask
 }
 
+// Len returns the length in octets of the whole reply to a query without EDNS.
+func (e Entry) Len() int {
+	if e.blob == "" {
+		return 0
+	}
+	return dnswire.HeaderLen + int(e.blob[blobNameLen]) + 4 + len(e.body())
+}
+
 // Led reports whether the answer was stored with StoreLed.
 func (e Entry) Led() bool { return e.blob != "" && e.flags()&led != 0 }
 
