@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ var modelFamilies = [2]uint16{dns.TypeA, dns.TypeAAAA}
 type modelName struct {
 	states [2]search.State // by family
 	alias  string          // a CNAME to this name stands before what there is
+	size   [2]int          // how many addresses there are, by family; 0: one
 }
 
 // modelWorld is a world of names. One that is not in it does not exist.
@@ -55,14 +57,27 @@ func (w *modelWorld) state(name string, family int) search.State {
 	return search.NXDomain
 }
 
-// address returns the address of a name: it tells the names apart.
-func (w *modelWorld) address(name string, family int) string {
+// records returns what a name has of a family where it has any: the addresses
+// tell the names apart.
+func (w *modelWorld) records(t testing.TB, name string, family int) (records []dns.RR) {
 	all := slices.Sorted(maps.Keys(w.names))
 	i, _ := slices.BinarySearch(all, name)
-	if family == 0 {
-		return fmt.Sprintf("10.1.%d.%d", i/256, i%256)
+	owner := name
+	if alias := w.names[name].alias; alias != "" {
+		records = append(records, rr(t, "%s %d IN CNAME %s", owner, w.ttl, alias))
+		owner = alias
 	}
-	return fmt.Sprintf("fd01::%x", i+1)
+	if w.state(name, family) != search.Data {
+		return records
+	}
+	for n := range max(1, w.names[name].size[family]) {
+		data := fmt.Sprintf("A 10.%d.%d.%d", n, i/256, i%256)
+		if family == 1 {
+			data = fmt.Sprintf("AAAA fd01::%x:%x", n, i+1)
+		}
+		records = append(records, rr(t, "%s %d IN %s", owner, w.ttl, data))
+	}
+	return records
 }
 
 // answer is a fakeForwarder's answer.
@@ -83,10 +98,8 @@ func (w *modelWorld) answer(t testing.TB) func(context.Context, *dns.Msg) error 
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		owner := q.Name
-		if alias := w.names[owner].alias; alias != "" && (state == search.Data || state == search.NoData) {
-			m.Answer = append(m.Answer, rr(t, "%s %d IN CNAME %s", owner, w.ttl, alias))
-			owner = alias
+		if state == search.Data || state == search.NoData {
+			m.Answer = w.records(t, q.Name, family)
 		}
 		switch state {
 		case search.Failed:
@@ -96,7 +109,6 @@ func (w *modelWorld) answer(t testing.TB) func(context.Context, *dns.Msg) error 
 			m.Rcode = dns.RcodeServerFailure
 			return nil
 		case search.Data:
-			m.Answer = append(m.Answer, rr(t, "%s %d IN %s %s", owner, w.ttl, dns.TypeToString[q.Qtype], w.address(q.Name, family)))
 			return nil
 		case search.NXDomain:
 			m.Rcode = dns.RcodeNameError
@@ -108,21 +120,56 @@ func (w *modelWorld) answer(t testing.TB) func(context.Context, *dns.Msg) error 
 	}
 }
 
-// modelReply is what a client makes of an answer: the state, and the address.
+// modelReply is what a client makes of an answer: the state, and the addresses:
+// the first, and how many.
 type modelReply struct {
 	state search.State
 	host  string
 }
 
-// direct asks the world itself.
-func (w *modelWorld) direct(name string) (r [2]modelReply) {
-	for f := range r {
-		r[f].state = w.state(name, f)
-		if r[f].state == search.Data {
-			r[f].host = w.address(name, f)
+// direct returns what a client gets that asks the world itself. One without TCP
+// makes do with what an upstream has room for in 512 octets.
+func (w *modelWorld) direct(t testing.TB, c *modelClient) func(name string) [2]modelReply {
+	return func(name string) (r [2]modelReply) {
+		for f := range r {
+			r[f].state = w.state(name, f)
+			if r[f].state != search.Data {
+				continue
+			}
+			m := new(dns.Msg).SetQuestion(name, modelFamilies[f])
+			m.Answer = w.records(t, name, f)
+			if !c.tcp() {
+				m.Truncate(dns.MinMsgSize)
+			}
+			r[f] = readAddresses(t, name, m)
 		}
+		return r
 	}
-	return r
+}
+
+// readAddresses reads the addresses at the end of the chain of CNAMEs that begins
+// with a name.
+func readAddresses(t testing.TB, name string, m *dns.Msg) modelReply {
+	first, n := "", 0
+	for _, record := range m.Answer {
+		if record.Header().Name != name {
+			t.Errorf("%s is not in the chain from the question's name: %v", record.Header().Name, m)
+		}
+		switch record := record.(type) {
+		case *dns.CNAME:
+			name = record.Target
+			continue
+		case *dns.A:
+			first = cmp.Or(first, record.A.String())
+		case *dns.AAAA:
+			first = cmp.Or(first, record.AAAA.String())
+		}
+		n++
+	}
+	if n == 0 {
+		return modelReply{state: search.NoData}
+	}
+	return modelReply{search.Data, fmt.Sprintf("%s x%d", first, n)}
 }
 
 // modelBases are the names that are looked up. Some are others without their
@@ -166,11 +213,11 @@ func newModelWorld(r *rand.Rand) *modelWorld {
 	for _, base := range modelBases() {
 		for _, d := range []string{"shop.svc.cluster.local", "other.svc.cluster.local", "svc.cluster.local", "cluster.local", "node.example"} {
 			if r.IntN(4) == 0 {
-				w.names[base+"."+d+"."] = modelName{states: states[r.IntN(len(states))]}
+				w.names[base+"."+d+"."] = modelName{states: states[r.IntN(len(states))], size: modelSize(r)}
 			}
 		}
 		if r.IntN(2) == 0 {
-			n := modelName{states: odd[r.IntN(len(odd))]}
+			n := modelName{states: odd[r.IntN(len(odd))], size: modelSize(r)}
 			if strings.HasSuffix(base, "cluster.local") { // also the first step of a search for web-0.web
 				n.states = states[r.IntN(len(states))]
 			}
@@ -181,6 +228,15 @@ func newModelWorld(r *rand.Rand) *modelWorld {
 		}
 	}
 	return w
+}
+
+// modelSize is how many addresses a name has: one, or about as many as fit into
+// 512 octets, with a CNAME and without.
+func modelSize(r *rand.Rand) (size [2]int) {
+	if r.IntN(2) == 0 {
+		return size
+	}
+	return [2]int{[]int{1, 22 + r.IntN(10), 60}[r.IntN(3)], []int{1, 12 + r.IntN(6), 60}[r.IntN(3)]}
 }
 
 // settled returns the world in which NXDOMAIN for one family of a name is
@@ -205,7 +261,7 @@ func (w *modelWorld) String() string {
 	fmt.Fprintf(&b, "TTL %d, denials %d, timeouts %v\n", w.ttl, w.denial, w.timeouts)
 	for _, name := range slices.Sorted(maps.Keys(w.names)) {
 		n := w.names[name]
-		fmt.Fprintf(&b, "%s %v %s %s %s\n", name, n.states, w.address(name, 0), w.address(name, 1), n.alias)
+		fmt.Fprintf(&b, "%s %v %v %s\n", name, n.states, n.size, n.alias)
 	}
 	return b.String()
 }
