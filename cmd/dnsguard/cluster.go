@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -46,6 +47,7 @@ func (d *daemon) newWatcher(cfg *config.Config, policy *search.Policy) (*kube.Wa
 		d.log.Warn("this node's pods are not watched: kubernetes.nodeName and $NODE_NAME are empty; search lists are read off the names")
 		c.Pods, c.Namespaces = false, false
 	}
+	d.nodeName = c.NodeName
 	if cfg.Guard.Enabled {
 		for _, s := range cfg.Guard.Services {
 			c.Services = append(c.Services, kube.Name(s))
@@ -84,11 +86,21 @@ func (d *daemon) onCluster(s *kube.State) {
 		text = "no such Service: " + strings.Join(names, ", ")
 	}
 	d.conditions.warn("kubernetes services", text)
+	d.conditions.warn("kubernetes node", d.nodeProblem(s))
 	d.kubeReadiness()
 	kick(d.clusterChanged)
 	if s.DNS != nil && !slices.Equal(s.DNS.ClusterIPs, d.serviceInUse()) {
 		kick(d.serviceChanged)
 	}
+}
+
+// nodeProblem tells that the API server knows no pod of this node. Every node has
+// some, and our own is one of them: it was asked for another node's.
+func (d *daemon) nodeProblem(s *kube.State) string {
+	if d.config().Kubernetes.Source != config.SourceAPI || s.Clients == nil || len(s.Clients) > 0 {
+		return ""
+	}
+	return fmt.Sprintf("no pod is on node %q: search lists and annotations are not seen; is that the node's name (kubernetes.nodeName, $NODE_NAME)?", d.nodeName)
 }
 
 // kick wakes whoever listens to a channel of capacity 1, unless it is going to

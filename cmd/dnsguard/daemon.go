@@ -44,6 +44,7 @@ type daemon struct {
 	// What is known of the cluster; watcher, guard and kernel are nil where
 	// they are not wanted.
 	watcher        *kube.Watcher
+	nodeName       string // whose pods are watched
 	cluster        atomic.Pointer[kube.State]
 	clusterChanged chan struct{} // capacity 1
 	serviceChanged chan struct{} // capacity 1: the DNS Service's addresses
@@ -270,7 +271,7 @@ func (d *daemon) reload(ctx context.Context, load func() (*config.Config, error)
 	cfg, err := load()
 	if err == nil {
 		if cfg.Hash() == d.config().Hash() {
-			d.conditions.warn("config", "")
+			d.conditions.notReady("config", "")
 			return
 		}
 		err = d.apply(ctx, cfg)
@@ -280,12 +281,14 @@ func (d *daemon) reload(ctx context.Context, load func() (*config.Config, error)
 	if err != nil {
 		d.reloads["failure"]++
 		d.log.Error("configuration refused, the old one stays in use", "error", strings.Split(err.Error(), "\n"))
-		d.conditions.warn("config", "the latest configuration was refused, an older one is in use: "+strings.ReplaceAll(err.Error(), "\n", "; "))
+		// Not ready, although it answers as before: an update waits, and a look at
+		// the pods shows which nodes run what nobody asked for.
+		d.conditions.notReady("config", "the latest configuration was refused, an older one is in use: "+strings.ReplaceAll(err.Error(), "\n", "; "))
 		return
 	}
 	d.reloads["success"]++
 	d.log.Info("configuration in use", "hash", cfg.Hash())
-	d.conditions.warn("config", "")
+	d.conditions.notReady("config", "")
 }
 
 // apply makes everything that the new configuration needs, and only then

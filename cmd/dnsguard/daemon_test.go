@@ -21,7 +21,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/dnsguard/dnsguard/internal/config"
+	"github.com/dnsguard/dnsguard/internal/kube"
 	"github.com/dnsguard/dnsguard/resolver"
+	"github.com/dnsguard/dnsguard/resolver/search"
 )
 
 func writeFile(t *testing.T, name, text string) string {
@@ -262,11 +264,18 @@ func TestRun(t *testing.T) {
 	})
 
 	t.Run("reload", func(t *testing.T) {
-		// Bad: it is refused whole, said, and the old one answers on.
+		// Bad: it is refused whole, said by an unready pod, and the old one answers
+		// on. The process stays alive.
+		unready := func(key string) func() bool {
+			return func() bool {
+				_, err := r.page("/readyz")
+				return err != nil && strings.HasPrefix(err.Error(), "config: the latest configuration was refused") && strings.Contains(err.Error(), key)
+			}
+		}
 		r.rewrite(r.configuration(r.listen, second, "cache: {size: none}\n"))
-		r.eventually("warned", func() bool { body, _ := r.page("/readyz"); return strings.Contains(body, "cache.size") })
-		if body, err := r.page("/readyz"); err != nil || !strings.HasPrefix(body, "ok\n") {
-			t.Errorf("a refused configuration made it unready: %q, %v", body, err)
+		r.eventually("unready", unready("cache.size"))
+		if body, err := r.page("/healthz"); err != nil || body != "ok" {
+			t.Errorf("a refused configuration would have it killed: %q, %v", body, err)
 		}
 		if got := r.lookup("udp", r.listen, "bad.example.com."); got != "192.0.2.1" {
 			t.Errorf("after a bad configuration: %s", got)
@@ -276,7 +285,7 @@ func TestRun(t *testing.T) {
 		}
 		// An address that cannot be had: the same, although the file is right.
 		r.rewrite(r.configuration(netip.MustParseAddrPort("192.0.2.53:53"), second, ""))
-		r.eventually("warned", func() bool { body, _ := r.page("/readyz"); return strings.Contains(body, "192.0.2.53") })
+		r.eventually("unready", unready("192.0.2.53"))
 		if got := r.lookup("udp", r.listen, "bad.example.net."); got != "192.0.2.1" {
 			t.Errorf("after an address that cannot be had: %s", got)
 		}
@@ -323,6 +332,49 @@ func (r *running) daemon(t *testing.T) *daemon {
 		}
 	})
 	return d
+}
+
+// TestClusterProblems: what the cluster does not have is said by name.
+func TestClusterProblems(t *testing.T) {
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	text := "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\nusers: [{name: u, user: {token: t}}]\n"
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := config.Parse("", fmt.Appendf(nil, "listen: ['%v']\nupstreams: [{servers: ['127.0.0.1:9']}]\nkubernetes: {kubeconfig: %s, nodeName: nod-1}\nguard: {enabled: false}\n", freePort(t), kubeconfig), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, level := newLogger(io.Discard, cfg.Log)
+	d, err := newDaemon(t.Context(), cfg, log, level)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		closeAll(d.endpoints)
+		if err := d.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	warned := func(want ...string) {
+		t.Helper()
+		_, warnings := d.conditions.get()
+		for i, text := range want {
+			if i >= len(warnings) || !strings.Contains(warnings[i], text) {
+				t.Errorf("warnings %q, want %q", warnings, want)
+			}
+		}
+		if len(warnings) != len(want) {
+			t.Errorf("warnings %q, want %q", warnings, want)
+		}
+	}
+	missing := []kube.Name{{Namespace: "kube-system", Name: "kube-dns"}}
+	d.onCluster(&kube.State{Missing: missing})
+	warned("no such Service: kube-system/kube-dns")
+	d.onCluster(&kube.State{Clients: map[netip.Addr]*search.List{}, Missing: missing})
+	warned(`no pod is on node "nod-1"`, "no such Service: kube-system/kube-dns")
+	d.onCluster(&kube.State{Clients: map[netip.Addr]*search.List{netip.MustParseAddr("172.30.0.2"): nil}})
+	warned()
 }
 
 // contractMetrics are the public names that exist so far.
