@@ -42,6 +42,8 @@ func (c *modelClient) candidates(name string) []string {
 		list = append(list, name+"."+d+".")
 	}
 	switch {
+	case strings.HasSuffix(name, "."):
+		return []string{name}
 	case strings.Count(name, ".") < c.ndots:
 		return append(list, name+".")
 	case c.libc == "musl":
@@ -243,6 +245,9 @@ func playModel(t *testing.T, seed uint64, flaky int, judge func(w *modelWorld, c
 				c.ndots = *p.NDots
 			}
 			name := modelBases()[r.IntN(len(modelBases()))]
+			if r.IntN(6) == 0 && w.hasService(namespaces[addr]) {
+				name = "web-0.web." + namespaces[addr] + ".svc.cluster.local."
+			}
 			if strings.HasSuffix(name, "other.svc.cluster.local") && (addr == unknown || namespaces[addr] == "other") {
 				continue // asked as it is, it looks like the first step of a search for web-0.web
 			}

@@ -227,7 +227,25 @@ func newModelWorld(r *rand.Rand) *modelWorld {
 			w.names[base+"."] = n
 		}
 	}
+	for _, ns := range []string{"shop", "other"} {
+		if r.IntN(2) == 0 {
+			w.names["web."+ns+".svc.cluster.local."] = modelName{states: states[r.IntN(4)]}
+		}
+	}
 	return w
+}
+
+// hasService reports whether there is a Service web in a namespace, and nothing in
+// the cluster that could be taken for its pod web-0: there, a client that asks
+// for that pod by its whole name is certain to get its own answer.
+func (w *modelWorld) hasService(ns string) bool {
+	_, ok := w.names["web."+ns+".svc.cluster.local."]
+	for _, d := range []string{"svc.cluster.local.", "cluster.local."} {
+		if _, taken := w.names["web-0.web."+d]; taken {
+			return false
+		}
+	}
+	return ok
 }
 
 // modelSize is how many addresses a name has: one, or about as many as fit into

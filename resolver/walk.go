@@ -157,75 +157,111 @@ func sibling(qtype uint16) uint16 {
 	return qtype
 }
 
+// course is a walk under way.
+type course struct {
+	r     *Resolver
+	key   []byte
+	q     upstream.Question
+	w     *search.Walk
+	kind  WalkKind
+	first result        // of the queried name
+	until time.Duration // how long the walk would end the same way
+}
+
 // walk finds the answer to a walk's question: through the cache, name by name
 // in the client's order, each decided for both address families.
 func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w *search.Walk) outcome {
-	kind := WalkCollapse
+	c := &course{r: r, key: key, q: q, w: w, until: r.cache.Now() + maxWalkTTL}
 	if w.Expands() {
-		kind = WalkExpand
+		c.kind = WalkExpand
 	}
 	last := w.Len() - 1
-	ahead := r.askAhead(ctx, key, q, w)
-	var first result                    // of the queried name
-	until := r.cache.Now() + maxWalkTTL // how long the walk would end the same way
+	service := r.serviceAbove(w)
+	ahead := r.askAhead(ctx, key, q, w, service)
 	for i := range w.Len() {
 		name, ok := w.Candidate(make([]byte, 0, dnswire.MaxNameLen), i)
 		if !ok {
 			continue
 		}
+		abroad := service.abroad(name)
+		if abroad {
+			r.askService(ctx, q, service)
+		}
 		step, res := r.decide(ctx, name, q, i == last, ahead[i])
 		if i == 0 {
-			first = res
+			c.first = res
 		}
-		now := r.cache.Now()
-		if res.ok {
-			until = min(until, now+res.entry.TTL(now))
+		c.holds(&res)
+		if abroad && step != search.Next && c.ofService(ctx, service) {
+			r.remember(key, i)
+			return c.leave()
 		}
-		life := max(until-now, 0)
 		switch step {
 		case search.Fail:
-			r.walks.done[kind][WalkError].Add(1)
-			r.leaveSteps(w, q, now)
-			return r.failed(key, res.failure, now)
+			return c.fail(res.failure)
 		case search.Stop:
-			r.walks.done[kind][WalkNXDomain].Add(1)
-			r.leaveSteps(w, q, now)
-			return r.keep(key, q, &first, life, now)
+			return c.leave()
 		case search.Win:
-			own := res
-			if own.qtype != q.Type {
-				own = r.fetch(ctx, name, q, q.Type, false)
-			}
-			if !own.ok {
-				r.walks.done[kind][WalkError].Add(1)
-				r.leaveSteps(w, q, now)
-				return r.failed(key, own.failure, now)
-			}
-			r.remember(key, i)
-			if i == 0 {
-				r.walks.done[kind][WalkAnswered].Add(1)
-				return r.keep(key, q, &own, life, now)
-			}
-			o, err := r.lead(key, q, w, name, &own, life, now)
-			if err != nil { // too large for any client: it goes on by itself
-				r.walks.done[kind][WalkNXDomain].Add(1)
-				r.leaveSteps(w, q, now)
-				return r.keep(key, q, &first, life, now)
-			}
-			r.walks.done[kind][WalkAnswered].Add(1)
-			r.walks.saved.Add(uint64(i)) //nolint:gosec // at most 33
-			if o.entry.Len() > dnswire.MinUDPSize { // some go on by themselves, with both families
-				r.leaveSteps(w, q, now)
-				q.Type = sibling(q.Type)
-				r.leaveSteps(w, q, now)
-			}
-			return o
+			return c.win(ctx, i, name, res)
 		}
 	}
-	r.walks.done[kind][WalkNXDomain].Add(1)
+	return c.leave()
+}
+
+// holds notes a result that the walk's end depends on.
+func (c *course) holds(res *result) {
+	now := c.r.cache.Now()
+	if res.ok {
+		c.until = min(c.until, now+res.entry.TTL(now))
+	}
+}
+
+// leave ends the walk with the answer to the client's own question: it goes on
+// by itself.
+func (c *course) leave() outcome {
+	now := c.r.cache.Now()
+	c.r.walks.done[c.kind][WalkNXDomain].Add(1)
+	c.r.leaveSteps(c.w, c.q, now)
+	return c.r.keep(c.key, c.q, &c.first, max(c.until-now, 0), now)
+}
+
+// fail ends the walk with an error.
+func (c *course) fail(failure cache.Failure) outcome {
+	now := c.r.cache.Now()
+	c.r.walks.done[c.kind][WalkError].Add(1)
+	c.r.leaveSteps(c.w, c.q, now) // glibc goes on all the same
+	return c.r.failed(c.key, failure, now)
+}
+
+// win ends the walk with what its i-th name has. res is what decided it.
+func (c *course) win(ctx context.Context, i int, name []byte, res result) outcome {
+	r := c.r
+	if res.qtype != c.q.Type {
+		res = r.fetch(ctx, name, c.q, c.q.Type, false)
+	}
+	if !res.ok {
+		return c.fail(res.failure)
+	}
 	now := r.cache.Now()
-	r.leaveSteps(w, q, now)
-	return r.keep(key, q, &first, max(until-now, 0), now)
+	life := max(c.until-now, 0)
+	r.remember(c.key, i)
+	if i == 0 {
+		r.walks.done[c.kind][WalkAnswered].Add(1)
+		return r.keep(c.key, c.q, &res, life, now)
+	}
+	o, err := r.lead(c.key, c.q, c.w, name, &res, life, now)
+	if err != nil { // too large for any client
+		return c.leave()
+	}
+	r.walks.done[c.kind][WalkAnswered].Add(1)
+	r.walks.saved.Add(uint64(i))            //nolint:gosec // at most 33
+	if o.entry.Len() > dnswire.MinUDPSize { // some go on by themselves, with both families
+		other := c.q
+		other.Type = sibling(c.q.Type)
+		r.leaveSteps(c.w, c.q, now)
+		r.leaveSteps(c.w, other, now)
+	}
+	return o
 }
 
 // decide asks for one name until it is decided how the walk goes on, and
@@ -285,7 +321,7 @@ func named(q upstream.Question, name []byte) upstream.Question {
 // was made a while ago: what is still cached costs nothing. It returns where the
 // answer to each comes, by its index. While there is much to do, names are asked
 // one after the other.
-func (r *Resolver) askAhead(ctx context.Context, key []byte, q upstream.Question, w *search.Walk) map[int]<-chan result {
+func (r *Resolver) askAhead(ctx context.Context, key []byte, q upstream.Question, w *search.Walk, service *serviceAbove) map[int]<-chan result {
 	r.walks.mu.Lock()
 	winner, ok := r.walks.wanted.Get(string(key))
 	r.walks.mu.Unlock()
@@ -299,14 +335,22 @@ func (r *Resolver) askAhead(ctx context.Context, key []byte, q upstream.Question
 			r.flights.endAhead()
 			continue
 		}
-		res := make(chan result, 1)
-		ahead[i] = res
-		r.running.Go(func() {
-			defer r.flights.endAhead()
-			res <- r.fetch(ctx, name, q, q.Type, i < w.Len()-1)
-		})
+		ahead[i] = r.fetchAhead(ctx, name, q, i < w.Len()-1)
+		if service.abroad(name) {
+			r.askService(ctx, q, service)
+		}
 	}
 	return ahead
+}
+
+// fetchAhead asks one name in the room that beginAhead has made.
+func (r *Resolver) fetchAhead(ctx context.Context, name []byte, q upstream.Question, either bool) <-chan result {
+	res := make(chan result, 1)
+	r.running.Go(func() {
+		defer r.flights.endAhead()
+		res <- r.fetch(ctx, name, q, q.Type, either)
+	})
+	return res
 }
 
 // remember notes which name won.

@@ -120,11 +120,19 @@ func libcCases() []libcCase {
 			records: []string{"web-0.set-%.other.svc.cluster.local. A 10.244.7.2"},
 		},
 		{
+			what: "absent pod, absolute", lookup: "web-9.away-%.shop.svc.cluster.local.",
+			records: []string{"away-%.shop.svc.cluster.local. A 10.244.7.3", "web-9.away-%.node.example. A 192.0.2.67"},
+		},
+		{
+			what: "absent pod, and a host of its name", lookup: "web-9.gone-%", found: "192.0.2.68",
+			records: []string{"gone-%.shop.svc.cluster.local. A 10.244.7.4", "web-9.gone-%.node.example. A 192.0.2.68"},
+		},
+		{
 			what: "in the node's domain", lookup: "box-%.rack", found: "192.0.2.5", names: 4,
 			records: []string{"box-%.rack.node.example. A 192.0.2.5"},
 		},
 		{what: "nowhere", lookup: "none-%.example.com", names: 5},
-		{what: "nowhere, one label", lookup: "gone-%"},
+		{what: "nowhere, one label", lookup: "lone-%"},
 		{
 			what: "nowhere, ends like a Service that is", lookup: "www.shop.lost-%.uk", names: 5,
 			records: []string{"www.shop.lost-%. A 192.0.2.66"},

@@ -54,6 +54,24 @@ func Expand(l *List, qname []byte) (Walk, bool) {
 	return Walk{list: l, base: base, expand: true}, true
 }
 
+// ServiceAbove appends the name of the Service that the queried name of a walk is
+// a pod of, if it is not a step of a search but a pod's own name: two labels in a
+// namespace of the cluster (Kubernetes DNS specification, section 2.4). It returns
+// nil for others.
+func (p *Policy) ServiceAbove(dst []byte, w *Walk) []byte {
+	if w.expand || labels(w.base) != 2 {
+		return nil
+	}
+	domain := w.list.Domains[0]
+	if ns := p.Namespace(domain); len(ns)+len(p.svc) != len(domain) {
+		return nil
+	}
+	return append(append(dst, w.base[1+int(w.base[0]):]...), domain...)
+}
+
+// InCluster reports whether a folded wire-form name is in the cluster's zone.
+func (p *Policy) InCluster(name []byte) bool { return dnswire.IsSubdomain(name, p.cluster) }
+
 // trimDomain returns the labels of name before domain.
 func trimDomain(name, domain []byte) ([]byte, bool) {
 	n := len(name) - len(domain)
