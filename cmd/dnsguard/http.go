@@ -191,13 +191,7 @@ func (d *daemon) servePages(ctx context.Context, name string, l net.Listener, er
 	if l == nil {
 		return
 	}
-	s := &http.Server{
-		Handler:           d.handler(private),
-		ReadHeaderTimeout: 5 * time.Second,
-		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
-	}
+	s := d.pageServer(d.handler(private))
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
 	defer stop()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
