@@ -120,6 +120,7 @@ func (c *conn) take(msg []byte, r *dnswire.Response, v verdict, now time.Duratio
 	s.promote(c, now)
 	fine := v == answer && !isFailure(msg, r)
 	if fine {
+		p.well = now
 		s.good(c.tr)
 	}
 	if e.x == nil {
@@ -129,7 +130,7 @@ func (c *conn) take(msg []byte, r *dnswire.Response, v verdict, now time.Duratio
 	c.live--
 	a := e.x.at(int(e.i))
 	if fine && !a.extra() {
-		p.outdone = 0
+		p.outdone, p.vouched = 0, false
 		s.remember(e.x)
 	}
 	if a.edns && !chokes(r.Rcode) {

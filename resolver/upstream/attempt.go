@@ -31,6 +31,7 @@ type attempt struct {
 	edns    bool
 	garbled bool // got a malformed message under its id
 	failure bool // the answer is an error or a referral
+	awaited bool // a confirmation of its path is, or was
 	// unsent is why the kernel did not send the question. For everybody else
 	// it is a lost datagram.
 	unsent error

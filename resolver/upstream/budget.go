@@ -26,8 +26,8 @@ const (
 	// savings is how many questions' worth a bucket holds at most: what a
 	// dead endpoint costs a busy node until its sockets are known.
 	savings = 50
-	// reserve, in questions, is kept for a confirmation: hedges and retries do
-	// not spend it.
+	// reserve, in questions, is kept for a confirmation, and lent beside the
+	// allowance: hedges and retries do not spend it.
 	reserve = maxConfirmations
 )
 
@@ -64,10 +64,15 @@ type budget struct {
 }
 
 func newBudget(c Budget) *budget {
-	return &budget{
+	b := &budget{
 		kinds: [numKinds]bucket{Hedge: newBucket(c.Hedge), Retry: newBucket(c.Retry)},
 		both:  newBucket(max(c.Hedge, c.Retry)),
 	}
+	if b.both.percent > 0 {
+		b.both.tokens += reserve * cost
+		b.both.debt += reserve * cost
+	}
+	return b
 }
 
 // earn counts one question asked for the first time.
@@ -104,6 +109,13 @@ func (b *budget) confirm(questions int, anyway bool) bool {
 	}
 	b.both.tokens -= questions * cost
 	return true
+}
+
+// refund gives back what was taken and not spent.
+func (b *budget) refund(questions int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.both.tokens += questions * cost
 }
 
 // spendMany takes what many extra questions cost: ask is told how many there may

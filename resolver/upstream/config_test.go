@@ -131,10 +131,10 @@ func TestBucket(t *testing.T) {
 	}
 	t.Run("allowance is lent", func(t *testing.T) {
 		b := newBudget(usual)
-		if n := spendAll(b, Retry); n != 8 {
-			t.Errorf("allowed %d at the start, want 8 of 10: two are kept for a confirmation", n)
+		if n := spendAll(b, Retry); n != 10 {
+			t.Errorf("allowed %d at the start, want 10", n)
 		}
-		if earn(b, 100); spendAll(b, Retry) != 0 {
+		if earn(b, 130); spendAll(b, Retry) != 0 {
 			t.Error("allowed more before the allowance is paid back")
 		}
 		if earn(b, 100); spendAll(b, Retry) != 10 {
@@ -157,8 +157,8 @@ func TestBucket(t *testing.T) {
 	t.Run("savings are bounded", func(t *testing.T) {
 		b := newBudget(usual)
 		earn(b, 100000)
-		if n := spendAll(b, Retry); n != 48 {
-			t.Errorf("allowed %d at once, want 48 of 50: two are kept for a confirmation", n)
+		if n := spendAll(b, Retry); n != 47 {
+			t.Errorf("allowed %d at once, want 47 of 50: three are kept for a confirmation", n)
 		}
 	})
 	t.Run("none", func(t *testing.T) {
@@ -171,24 +171,22 @@ func TestBucket(t *testing.T) {
 	t.Run("a confirmation", func(t *testing.T) {
 		b := newBudget(usual)
 		spendAll(b, Retry)
-		if !b.confirm(2, false) {
+		if !b.confirm(3, false) {
 			t.Error("what is kept for a confirmation is not to be had")
 		}
-		if b.confirm(2, false) {
+		if b.confirm(3, false) {
 			t.Error("allowed a second one")
 		}
-		if !b.confirm(2, true) {
-			t.Error("not allowed though it must be")
+		b.refund(2)
+		if b.confirm(3, false) || !b.confirm(3, true) { // one is owed now
+			t.Error("allowed what is not there, or not allowed what must be")
 		}
-		if earn(b, 100); spendAll(b, Retry) != 0 { // the allowance is paid back
-			t.Error("allowed more before the allowance is paid back")
+		earn(b, 130) // pays back what was lent
+		if earn(b, 39); b.confirm(3, false) || spendAll(b, Retry) != 0 {
+			t.Error("allowed more before what is owed is paid back")
 		}
-		earn(b, 40)
-		if spendAll(b, Retry) != 0 || !b.confirm(2, false) {
-			t.Error("40 questions later: want what is owed paid back, and the next confirmation before anything else")
-		}
-		if earn(b, 30); spendAll(b, Retry) != 1 {
-			t.Error("30 questions later: want one beyond what is kept")
+		if earn(b, 10); spendAll(b, Retry) != 0 || !b.confirm(3, false) {
+			t.Error("want the next confirmation before anything else")
 		}
 	})
 	t.Run("fruitless", func(t *testing.T) {
@@ -199,13 +197,13 @@ func TestBucket(t *testing.T) {
 	t.Run("many at once", func(t *testing.T) {
 		b := newBudget(usual)
 		b.spendMany(func(most int) int {
-			if most != 8 {
-				t.Errorf("allowed %d, want 8", most)
+			if most != 10 {
+				t.Errorf("allowed %d, want 10", most)
 			}
 			return 7
 		})
-		if n := spendAll(b, Retry); n != 1 {
-			t.Errorf("allowed %d more, want 1", n)
+		if n := spendAll(b, Retry); n != 3 {
+			t.Errorf("allowed %d more, want 3", n)
 		}
 		b.spendMany(func(int) int {
 			t.Error("asked although nothing is left")

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"encoding/binary"
 	"errors"
 	"time"
 
@@ -9,7 +10,7 @@ import (
 
 const (
 	// maxConfirmations is how many questions a confirmation is made of.
-	maxConfirmations = 2
+	maxConfirmations = 3
 	// A confirmation waits for three round trips, but within these bounds. A
 	// server that answers nothing for silence and this, not even what it has
 	// in its cache, is as good as dead to clients that wait for 1.5 s.
@@ -25,6 +26,15 @@ const (
 type known struct {
 	hash     uint64
 	question []byte
+}
+
+// ask returns the question.
+func (k *known) ask() Question {
+	name, fixed := k.question[:len(k.question)-4], k.question[len(k.question)-4:]
+	return Question{
+		Name: dnswire.AppendFolded(nil, name),
+		Type: binary.BigEndian.Uint16(fixed), Class: binary.BigEndian.Uint16(fixed[2:]),
+	}
 }
 
 // remember keeps the question of an exchange that got a good answer; the caller
@@ -53,27 +63,36 @@ func (s *server) startConfirmation(r *route, t Transport, broken bool) {
 func (s *server) confirm(r *route, t Transport, broken bool) {
 	defer s.f.running.Done()
 	start := s.f.now()
-	asked := s.confirmable(t, broken)
+	questions := s.confirmable(t, broken)
 	s.mu.Lock()
 	wait := min(max(3*s.paths[t].srtt, minConfirm), maxConfirm)
 	anyway := start-s.paths[t].confirmed >= confirmAnyway
+	p := &s.paths[t]
+	pace := max(p.hedgeDelay(), min(p.srtt+4*p.rttvar, wait/2), wait/5)
 	s.unlock()
 	works := unknown
-	if r.budget.confirm(len(asked), anyway) {
-		works = s.tryOut(r, t, asked, wait, broken)
+	if r.budget.confirm(maxConfirmations, anyway) {
+		var asked int
+		works, asked = s.tryOut(r, t, questions, wait, pace, broken)
+		r.budget.refund(maxConfirmations - asked)
 	}
 	now := s.f.now()
 	s.mu.Lock()
 	defer s.unlock()
-	p := &s.paths[t]
 	p.confirming = false
 	switch {
 	case works == unknown:
-		return
 	case works == no && (broken || p.heard < start): // the answer to another question does as well
 		s.takeDown(t, now)
+		fallthrough
+	default:
+		p.vouched, p.scouts = works == yes, 1
+		p.confirmed, p.silent, p.broken = now, ledger{}, ledger{}
 	}
-	p.confirmed, p.silent, p.broken = now, ledger{}, ledger{}
+	for _, x := range p.awaiting {
+		x.events <- event{what: verified}
+	}
+	p.awaiting = nil
 }
 
 // confirmable returns the questions for a confirmation: the last that the server
@@ -84,16 +103,11 @@ func (s *server) confirmable(t Transport, broken bool) []Question {
 	defer s.unlock()
 	p := &s.paths[t]
 	root := Question{Name: []byte{0}, Type: dnswire.TypeNS, Class: dnswire.ClassIN}
-	k := s.known.question
-	if len(k) == 0 || p.silent.has(s.known.hash) || broken && p.broken.has(s.known.hash) {
-		return []Question{root}
+	if len(s.known.question) == 0 || p.silent.has(s.known.hash) || broken && p.broken.has(s.known.hash) {
+		return []Question{root, root, root}
 	}
-	q := dnswire.AppendFolded(nil, k[:len(k)-4])
-	qtype, class := k[len(k)-4:len(k)-2], k[len(k)-2:]
-	return []Question{
-		{Name: q, Type: uint16(qtype[0])<<8 | uint16(qtype[1]), Class: uint16(class[0])<<8 | uint16(class[1])},
-		root,
-	}
+	k := s.known.ask()
+	return []Question{k, root, k}
 }
 
 // finding is what a confirmation has found.
@@ -105,34 +119,36 @@ const (
 	yes
 )
 
-// tryOut asks each question once, over a new socket of its own, and returns
-// whether one is answered in time; if broken, by something else than an error.
-func (s *server) tryOut(r *route, t Transport, questions []Question, wait time.Duration, broken bool) finding {
+// tryOut asks one question after the other, each over a new socket of its own,
+// and returns whether one is answered in time; if broken, by something else than
+// an error. It also returns how many it has asked: a path that works costs one.
+func (s *server) tryOut(r *route, t Transport, questions []Question, wait, pace time.Duration, broken bool) (found finding, asked int) {
 	var xs [maxConfirmations]*exchange
 	var events [maxConfirmations]<-chan event
-	found, open := unknown, 0
-	for i := range questions {
-		x := s.f.exchanges.Get().(*exchange)
-		x.begin(r, &questions[i])
-		x.servers = []*server{s}
-		x.judged = true // it is no question of the load
-		if x.ask(0, t, confirming, true) {
-			events[i] = x.events
-			open++
-		}
-		xs[i] = x
-	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
-	for found != yes && open > 0 {
+	open, next := 0, time.NewTimer(0)
+	defer next.Stop()
+	for found != yes && (open > 0 || asked < len(questions)) {
 		i, e := 0, event{}
 		select {
+		case <-next.C:
+			if x := s.ask(r, t, &questions[asked], confirming); x != nil {
+				xs[asked], events[asked] = x, x.events
+				open++
+			}
+			if asked++; asked < len(questions) {
+				next.Reset(pace)
+			}
+			continue
+		case <-timer.C:
+			found, open, asked = max(found, no), 0, len(questions)
+			continue
 		case e = <-events[0]:
 		case e = <-events[1]:
 			i = 1
-		case <-timer.C:
-			found, open = no, 0
-			continue
+		case e = <-events[2]:
+			i = 2
 		}
 		if e.what != answered && e.what != failed {
 			continue
@@ -144,14 +160,72 @@ func (s *server) tryOut(r *route, t Transport, questions []Question, wait time.D
 		case e.what == failed && (isLocal(a.err) || errors.Is(a.err, errClosed)):
 		case e.what == answered && (!broken || a.cut || !a.failure):
 			found = yes
+			continue
 		default:
 			found = no
 		}
+		if asked < len(questions) {
+			next.Reset(0) // a refusal comes at once, and so does the next question
+		}
 	}
-	for _, x := range xs[:len(questions)] {
-		x.finish()
-		x.reset()
-		s.f.exchanges.Put(x)
+	for _, x := range xs {
+		if x != nil {
+			s.f.release(x)
+		}
 	}
-	return found
+	return found, asked
+}
+
+// ask asks the server a question of our own, over a new socket. It returns nil
+// if it could not.
+func (s *server) ask(r *route, t Transport, q *Question, k attemptKind) *exchange {
+	x := s.f.exchanges.Get().(*exchange)
+	x.begin(r, q)
+	x.servers = []*server{s}
+	x.judged = true // it is no question of the load
+	if !x.ask(0, t, k, true) {
+		s.f.release(x)
+		return nil
+	}
+	return x
+}
+
+// release makes an exchange that is over ready for the next question.
+func (f *Forwarder) release(x *exchange) {
+	x.finish()
+	x.reset()
+	f.exchanges.Put(x)
+}
+
+// startTrial tries a path that is down on a question that it was able to answer
+// before. The copies of real questions, that it is tried on as well, may be such
+// as nobody can answer. It reports whether there is such a question.
+func (s *server) startTrial(r *route, t Transport) bool {
+	s.mu.Lock()
+	defer s.unlock()
+	p := &s.paths[t]
+	if p.trials++; p.trials%2 == 0 || len(s.known.question) == 0 || s.f.closed.Load() {
+		return false
+	}
+	q := s.known.ask()
+	s.f.running.Go(func() {
+		x := s.ask(r, t, &q, probed)
+		if x == nil {
+			return
+		}
+		timer := time.NewTimer(s.f.config.Timeouts.Total)
+		defer timer.Stop()
+		for waiting := true; waiting; {
+			select {
+			case e := <-x.events:
+				if e.what == answered || e.what == failed { // an answer has brought the path up
+					x.at(0).waiting, waiting = false, false
+				}
+			case <-timer.C:
+				waiting = false
+			}
+		}
+		s.f.release(x)
+	})
+	return true
 }

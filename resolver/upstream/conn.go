@@ -68,7 +68,14 @@ func newConn(s *server, t Transport, now time.Duration, pooled bool) *conn {
 }
 
 // takes reports whether the socket takes questions from the pool.
-func (c *conn) takes(now time.Duration) bool { return c.pooled && !c.retired && now < c.until }
+func (c *conn) takes(now time.Duration) bool { return c.pooled && !c.retired && !c.spent(now) }
+
+// spent reports whether the socket has served its time. A UDP socket is retired
+// then, a TCP connection when there is another or it has been idle: if there is
+// no other to be had, it serves on.
+func (c *conn) spent(now time.Duration) bool {
+	return now >= c.until || c.tr == TCP && c.sent >= tcpQuestions
+}
 
 // retire ends the taking of questions; the caller holds srv.mu.
 func (c *conn) retire() {
@@ -101,6 +108,9 @@ func (c *conn) next(now time.Duration) time.Duration {
 	if c.retired {
 		return c.end(now)
 	}
+	if c.tr == TCP {
+		return c.end(now)
+	}
 	return min(c.end(now), c.until)
 }
 
@@ -111,7 +121,7 @@ func (c *conn) expire() {
 	s.mu.Lock()
 	now := s.f.now()
 	switch {
-	case now < c.until || c.retired:
+	case now < c.until || c.retired || c.tr == TCP:
 	case c.heard != never && s.pools[c.tr].troubled(now):
 		c.until = now + spacing // no other is to be had
 	default:
@@ -167,6 +177,11 @@ func (c *conn) opened(nc net.Conn) bool {
 		c.local = a.AddrPort()
 	}
 	if c.tr == TCP {
+		for _, o := range s.pools[TCP].conns {
+			if o.spent(s.f.now()) {
+				o.retire()
+			}
+		}
 		s.f.running.Add(1)
 		go c.writeStream()
 		s.unlock()
@@ -209,7 +224,7 @@ func (c *conn) enter(id uint16, e entry) {
 		c.silentSince = e.sent
 	}
 	c.silent++
-	if limit := [...]int{UDP: udpQuestions, TCP: tcpQuestions}[c.tr]; c.sent == limit {
+	if c.tr == UDP && c.sent == udpQuestions {
 		c.retire()
 	}
 }

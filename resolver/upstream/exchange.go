@@ -69,7 +69,8 @@ type progress struct {
 	lastErr                                      error
 
 	// held is a denial that a server before it in order may contradict.
-	held *attempt
+	held   *attempt
+	awaits int // confirmations
 
 	over   bool
 	answer Answer
@@ -95,6 +96,7 @@ const (
 	failed             // nobody will answer
 	socketRetired      // its socket leads nowhere: ask over another
 	pathDown           // its path went down: ask another server
+	verified           // a confirmation that the exchange awaits is over
 	numNews
 )
 
@@ -207,6 +209,9 @@ func (x *exchange) tick(now time.Duration) {
 func (x *exchange) event(e event) {
 	a := x.at(int(e.attempt))
 	switch e.what {
+	case verified:
+		x.awaits--
+		x.settle()
 	case answered:
 		a.waiting = false
 		x.answered(a)
@@ -258,6 +263,13 @@ func (x *exchange) fail(reason Reason, err error) {
 // not kept back for another socket to the same server, a truncated one not for
 // UDP, and nothing for a probe.
 func (x *exchange) settle() {
+	switch {
+	case x.held != nil && !x.contradicted(x.held):
+		x.accept(x.held)
+		return
+	case x.awaits > 0:
+		return
+	}
 	for i := range x.n {
 		a := x.at(i)
 		same := x.failure != nil && x.failure.srv == a.srv
@@ -315,6 +327,7 @@ func (x *exchange) giveUp() {
 
 // finish makes sure that no socket knows the exchange any more.
 func (x *exchange) finish() {
+	x.awaitNoMore()
 	now := x.f.now()
 	owed := 0
 	for i := range x.n {

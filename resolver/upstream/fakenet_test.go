@@ -80,12 +80,15 @@ func (n *fakeNet) dial(ctx context.Context, network string, to netip.AddrPort) (
 			return nil, err
 		}
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	c := &fakeConn{net: n, network: network, server: to, number: len(n.conns), in: make(chan []byte, 256), gone: make(chan struct{})}
 	n.conns = append(n.conns, c)
 	n.open++
-	return c, ctx.Err()
+	return c, nil
 }
 
 // queries returns what the servers have received.

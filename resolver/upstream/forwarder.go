@@ -89,7 +89,7 @@ func (f *Forwarder) Exchange(ctx context.Context, q Question) (Answer, error) {
 	x.begin(r, &q)
 	x.run(ctx)
 	ans, err := x.answer, x.err
-	x.reset()
+	x.reset() // run has finished it
 	f.exchanges.Put(x)
 	return ans, err
 }

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dnsguard/dnsguard/internal/dnswire"
@@ -43,7 +44,7 @@ func (x *exchange) contradicted(a *attempt) bool {
 			if !b.isForeign() {
 				return true
 			}
-		case b.err != nil && x.failures(b.index) == 1:
+		case b.err != nil:
 			return true
 		}
 	}
@@ -69,24 +70,48 @@ func (x *exchange) hold(a *attempt) {
 		x.held = a
 	}
 	for i, n := 0, x.n; i < n; i++ {
-		switch b := x.at(i); {
-		case b.index >= a.index || b.extra():
-		case b.waiting:
-			b.srv.verify(x, b.tr)
-		case b.err != nil && x.failures(b.index) == 1:
+		b := x.at(i)
+		if b.index >= a.index || b.extra() {
+			continue
+		}
+		b.srv.verify(x, b)
+		if b.err != nil && x.failures(b.index) == 1 {
 			x.resend(int(b.index), b.tr, true)
 		}
 	}
 	x.settle()
 }
 
-// verify finds out whether a path works that has been silent since the exchange
-// began.
-func (s *server) verify(x *exchange, t Transport) {
+// verify finds out whether a path works, unless that is known. The exchange is
+// told when it is.
+func (s *server) verify(x *exchange, a *attempt) {
 	s.mu.Lock()
 	defer s.unlock()
-	if p := &s.paths[t]; p.heard < x.start && !p.down.Load() {
-		s.startConfirmation(x.route, t, false)
+	p := &s.paths[a.tr]
+	if p.down.Load() || a.cut || a.failure && (a.isForeign() || x.f.now()-p.well < time.Second) ||
+		a.waiting && p.heard >= x.start || a.awaited {
+		return
+	}
+	s.startConfirmation(x.route, a.tr, a.failure)
+	if p.confirming {
+		p.awaiting = append(p.awaiting, x)
+		a.awaited = true
+		x.awaits++
+	}
+}
+
+// awaitNoMore ends the wait for confirmations: afterwards no news of them come.
+func (x *exchange) awaitNoMore() {
+	if x.awaits == 0 {
+		return
+	}
+	for _, s := range x.servers {
+		s.mu.Lock()
+		for t := range s.paths {
+			p := &s.paths[t]
+			p.awaiting = slices.DeleteFunc(p.awaiting, func(o *exchange) bool { return o == x })
+		}
+		s.unlock()
 	}
 }
 
@@ -106,9 +131,9 @@ func (x *exchange) compare(a *attempt) {
 		if !b.waiting && b.failure {
 			b.srv.blame(x, b.tr)
 		}
-		if data && outdone&(1<<b.index) == 0 && (b.failure || b.waiting && now-b.sent >= silence) {
+		if data && outdone&(1<<b.index) == 0 && (b.failure || b.waiting && now-b.sent >= minHedge) {
 			outdone |= 1 << b.index
-			b.srv.outdo(b.tr)
+			b.srv.outdo(x, b)
 		}
 	}
 }

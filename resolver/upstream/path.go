@@ -59,9 +59,17 @@ type path struct {
 	// outdone counts the questions in a row that another server had data for
 	// and this one no answer.
 	outdone int
-	heard   time.Duration // last answer of any kind; negative before the first
-	srtt    time.Duration // RFC 6298 section 2
-	rttvar  time.Duration
+	// vouched is a path that a confirmation has found to work, and that has
+	// answered nothing else since. scouts of the questions that it lets wait
+	// may be asked of the next server, to see whether that one does better.
+	vouched  bool
+	scouts   int
+	trials   int           // of the path while it is down
+	awaiting []*exchange   // told when the confirmation is over
+	well     time.Duration // last good answer
+	heard    time.Duration // last answer of any kind; negative before the first
+	srtt     time.Duration // RFC 6298 section 2
+	rttvar   time.Duration
 	// overdue says of each kind how many questions were unanswered when it was
 	// time for a second one.
 	overdue [numKinds]share

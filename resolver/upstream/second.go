@@ -45,7 +45,7 @@ func (x *exchange) askFirst() {
 	}
 	for j, s := range x.servers[:i+1] {
 		for u, to := x.transports(); u <= to; u++ {
-			if s.paths[u].due(now) && s.claim(u, now, false) {
+			if s.paths[u].due(now) && s.claim(u, now, false) && !s.startTrial(x.route, u) {
 				x.ask(j, u, probed, false)
 			}
 		}

@@ -35,7 +35,8 @@ func newServer(f *Forwarder, addr netip.AddrPort) *server {
 	_, _ = crand.Read(seed[:]) // never fails
 	s := &server{f: f, addr: addr, rng: rand.NewChaCha8(seed), edns: ednsMemory{heard: never}}
 	for t := range s.paths {
-		s.paths[t].heard, s.paths[t].confirmed = never, never
+		p := &s.paths[t]
+		p.heard, p.well, p.confirmed = never, never, never
 		s.pools[t].opened = never
 	}
 	return s
@@ -128,18 +129,34 @@ func (s *server) suspect(x *exchange, a *attempt) {
 }
 
 // outdo counts that another server had data for what this one had no answer to.
-func (s *server) outdo(t Transport) {
+func (s *server) outdo(x *exchange, a *attempt) {
 	s.mu.Lock()
 	defer s.unlock()
-	s.paths[t].outdone++
+	p := &s.paths[a.tr]
+	p.outdone++
+	p.scouts++
+	if a.waiting && p.heard < a.sent { // it may have died since
+		s.strike(x, a.tr, false)
+	}
 }
 
-// outdone reports whether the path is up, and yet answers nothing that others
-// have data for: a resolver cut off from the world that knows what it has cached.
+// outdone reports whether a question that the path lets wait goes to the next
+// server at once. The path works, and yet answers nothing that others have data
+// for: a resolver cut off from the world that knows what it has cached.
 func (s *server) outdone(t Transport) bool {
 	s.mu.Lock()
 	defer s.unlock()
-	return s.paths[t].outdone >= maxStrikes
+	p := &s.paths[t]
+	switch {
+	case !p.vouched:
+		return false
+	case p.outdone >= maxStrikes:
+		return true
+	case p.scouts > 0:
+		p.scouts--
+		return true
+	}
+	return false
 }
 
 // overdue counts that x is still unanswered when it is time for a second
