@@ -1,0 +1,34 @@
+// Package e2e holds the tests of dnsguard in a real Kubernetes cluster: etcd,
+// kube-apiserver, kube-controller-manager, kube-proxy (iptables and nftables mode)
+// and CoreDNS, started in network namespaces by package kubelab, whose doc.go draws
+// the laboratory. It is a module of its own, so that none of that is a dependency
+// of dnsguard:
+//
+//	e2e/tools      pins the cluster's programs; built once into .cache/e2e
+//	e2e/kubelab    starts them; plays kubelet
+//	e2e            the cases
+//	e2e/testdata   a c-ares client, compiled by the test
+//
+// As root, with what "scripts/deps.sh test" installs:
+//
+//	go test -C e2e -v ./...
+//	go test -C e2e -v -run TestMesh .
+//
+// # Cases
+//
+//	TestAnswers      what pods and nodes ask is answered alike with and without
+//	                 dnsguard; both modes, transports, families
+//	TestMesh         a pinned c-ares client with 1,000 names, and the CoreDNS behind
+//	                 its flow dies: an outage without dnsguard, nothing with it
+//	TestIncident     a pinned client's recovery, from the pod's deletion: kube-proxy's
+//	                 own reconciler, and the guard; also with kube-proxy stopped
+//	TestOutage       dnsguard killed, hung, replaced, removed under load
+//	TestRollout      CoreDNS replaced, and scaled to zero and back, under load
+//	TestProxyChange  kube-proxy restarted, and changed to the other mode
+//	TestAPIDown      the API server away; dnsguard started without it
+//	TestSearch       what glibc finds, with search lists finished by the node or not
+//	TestTargetPort   CoreDNS on port 5353, as OpenShift has it
+//
+// Each prints its figures in one line a case. Compare figures of one run only:
+// machines differ, and are busy.
+package e2e

@@ -1,0 +1,266 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/dnsguard/dnsguard/e2e/kubelab"
+	"github.com/dnsguard/dnsguard/internal/lab"
+	"github.com/dnsguard/dnsguard/internal/lab/labtest"
+)
+
+// meshClient is a running testdata/mesh.c.
+type meshClient struct {
+	t       *testing.T
+	process *lab.Process
+	out     *kubelab.Log
+}
+
+var meshProgram struct {
+	once sync.Once
+	path string
+	err  error
+}
+
+// compileMesh compiles the client, once.
+func compileMesh(t *testing.T) string {
+	t.Helper()
+	p := &meshProgram
+	p.once.Do(func() {
+		p.path = filepath.Join("..", ".cache", "e2e", "mesh")
+		if p.path, p.err = filepath.Abs(p.path); p.err != nil {
+			return
+		}
+		out, err := exec.CommandContext(t.Context(), "cc", "-O1", "-Wall", "-Wextra", "-o", p.path, "testdata/mesh.c", "-lcares").CombinedOutput()
+		if err != nil {
+			p.err = fmt.Errorf("compile testdata/mesh.c (Debian packages gcc, libc6-dev, libc-ares-dev): %w\n%s", err, out)
+		}
+	})
+	if p.err != nil {
+		labtest.Missing(t, p.err)
+	}
+	return p.path
+}
+
+// How the client asks: names at once, each again after the interval; a resolution
+// is given up when c-ares has waited once and, twice as long, once more.
+const (
+	meshNames    = 1000
+	meshInterval = time.Second
+	meshTimeout  = time.Second
+	meshTries    = 2
+)
+
+// startMesh starts the client in a pod.
+func startMesh(t *testing.T, pod *kubelab.Pod, server netip.AddrPort, names []string) *meshClient {
+	t.Helper()
+	m := &meshClient{t: t, out: new(kubelab.Log)}
+	script := fmt.Sprintf("exec %s %v %d %d %d </run/names", compileMesh(t), server.Addr(), meshInterval.Milliseconds(), meshTimeout.Milliseconds(), meshTries)
+	var err error
+	m.process, err = pod.Start(lab.Command{
+		Path: "/bin/sh", Args: []string{"-c", script}, Stdout: m.out, Stderr: os.Stderr,
+		Files: map[string][]byte{"names": []byte(strings.Join(names, "\n") + "\n")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// round returns how often every name has had an outcome.
+func (m *meshClient) round() int {
+	n := 0
+	for line := range strings.Lines(m.out.String()) {
+		fmt.Sscanf(line, "round %d", &n)
+	}
+	return n
+}
+
+// sockets returns the ports of the client's UDP sockets so far.
+func (m *meshClient) sockets() []uint16 {
+	var ports []uint16
+	for line := range strings.Lines(m.out.String()) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "socket" && f[1] == "udp" {
+			port, err := strconv.ParseUint(f[2], 10, 16)
+			if err != nil {
+				m.t.Fatal(err)
+			}
+			ports = append(ports, uint16(port))
+		}
+	}
+	return ports
+}
+
+// meshResult is what the client tells at its end.
+type meshResult struct {
+	resolutions, failed int
+	worst               time.Duration
+	first, last         time.Duration // failures, since the client's start
+}
+
+// stop ends the client.
+func (m *meshClient) stop() meshResult {
+	m.t.Helper()
+	if err := m.process.Signal(syscall.SIGTERM); err != nil {
+		m.t.Fatalf("mesh client: %v\n%s", err, m.out.Tail(20))
+	}
+	<-m.process.Done()
+	var r meshResult
+	var ms, worst int
+	for line := range strings.Lines(m.out.String()) {
+		if n, _ := fmt.Sscanf(line, "fail %d", &ms); n == 1 {
+			r.last = time.Duration(ms) * time.Millisecond
+			if r.first == 0 {
+				r.first = r.last
+			}
+		}
+		fmt.Sscanf(line, "done %d %d %d", &r.resolutions, &r.failed, &worst)
+	}
+	r.worst = time.Duration(worst) * time.Millisecond
+	if r.resolutions == 0 {
+		m.t.Fatalf("the mesh client told nothing: %v\n%s", m.process.Err(), m.out.Tail(20))
+	}
+	return r
+}
+
+// services makes Services without endpoints in the namespace default, and removes
+// them in the end.
+func (w *world) services(count int) (names []string) {
+	w.t.Helper()
+	const workers = 16
+	ctx := w.soon()
+	w.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), eventually)
+		defer cancel()
+		var all sync.WaitGroup
+		for worker := range workers {
+			all.Go(func() {
+				for i := worker; i < count; i += workers {
+					if err := w.Core.Services("default").Delete(ctx, meshService(i), metav1.DeleteOptions{}); err != nil {
+						w.t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+	})
+	w.each(workers, func(worker int) error {
+		for i := worker; i < count; i += workers {
+			_, err := w.Core.Services("default").Create(ctx, &corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Name: meshService(i)},
+				Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+			}, metav1.CreateOptions{})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for i := range count {
+		names = append(names, meshService(i)+".default.svc.cluster.local.")
+	}
+	// CoreDNS hears of them a moment later.
+	for _, d := range w.dns {
+		w.await("the last Service in "+d.Name, func(context.Context) error {
+			_, err := w.ask(w.client.Namespace, "udp", netip.AddrPortFrom(d.IP4, 53), names[count-1], 1)
+			return err
+		})
+	}
+	return names
+}
+
+func meshService(i int) string { return fmt.Sprintf("mesh-%d", i) }
+
+// kubeletNotices is how long after a process's death the node reports its pod
+// unready: kubelet's readiness probe takes up to 30 s, a lost node 40 s.
+const kubeletNotices = 8 * time.Second
+
+// TestMesh: a c-ares client with one UDP port resolves 1,000 Services at once and
+// each again after a second, while the CoreDNS that its flow leads to dies without
+// a word, its pod is deleted as an eviction does it, and the node reports it
+// unready 8 s later. Without dnsguard, healthy kube-proxy and all, no name is
+// resolved until then; with it, none fails.
+func TestMesh(t *testing.T) {
+	labtest.RequireSpeed(t)
+	w := newWorld(t, "iptables")
+	names := w.services(meshNames)
+
+	play := func(t *testing.T, victim func(m *meshClient) *kubelab.Pod) meshResult {
+		w := w.in(t)
+		m := startMesh(t, w.client, kubelab.DNS4, names)
+		defer func() {
+			if t.Failed() {
+				t.Logf("mesh client:\n%s", m.out.Tail(10))
+			}
+		}()
+		rounds := func(n int) {
+			w.await(fmt.Sprintf("%d more rounds of the mesh client", n), func(want int) func(context.Context) error {
+				return func(context.Context) error {
+					if got := m.round(); got < want {
+						return fmt.Errorf("%d of %d", got, want)
+					}
+					return nil
+				}
+			}(m.round()+n))
+		}
+		rounds(2)
+		died := victim(m)
+		w.must(died.Die())
+		w.must(died.Delete(w.soon(), 30))
+		<-time.After(kubeletNotices) // the schedule of the outage, not a wait
+		w.must(died.Report(w.soon(), false))
+		w.must(died.Delete(w.soon(), 0))
+		rounds(3)
+		r := m.stop()
+		if n := len(m.sockets()); n != 1 {
+			t.Errorf("the client used %d UDP sockets, not one for ever", n)
+		}
+		return r
+	}
+
+	t.Run("without dnsguard", func(t *testing.T) {
+		r := play(t, func(m *meshClient) *kubelab.Pod {
+			f, ok, err := w.nodes[0].FlowOf(netip.AddrPortFrom(w.client.IP4, m.sockets()[0]), kubelab.DNS4)
+			if err != nil || !ok {
+				t.Fatalf("the client's flow: %v, %v", ok, err)
+			}
+			for _, d := range w.dns {
+				if f.Endpoint.Addr() == d.IP4 {
+					return d
+				}
+			}
+			t.Fatalf("%v leads to no CoreDNS", f)
+			return nil
+		})
+		t.Logf("without dnsguard: %d of %d resolutions failed, for %v", r.failed, r.resolutions, (r.last - r.first).Round(100*time.Millisecond))
+		if r.failed < meshNames {
+			t.Errorf("only %d resolutions failed: no outage", r.failed)
+		}
+	})
+	w.restore()
+	t.Run("with dnsguard", func(t *testing.T) {
+		w := w.in(t)
+		g := w.guard(w.nodes[0])
+		r := play(t, func(*meshClient) *kubelab.Pod { return w.dns[1] })
+		hits, err := g.Metric(w.soon(), "dnsguard_cache_hits_total", `kind="positive"`)
+		w.must(err)
+		t.Logf("with dnsguard: %d of %d resolutions failed, the slowest took %v; %v answers from the cache", r.failed, r.resolutions, r.worst, hits)
+		if r.failed > 0 {
+			t.Errorf("%d resolutions failed", r.failed)
+		}
+	})
+}
