@@ -178,9 +178,11 @@ func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w 
 	last := w.Len() - 1
 	service := r.serviceAbove(w)
 	ahead := r.askAhead(ctx, key, q, w, service)
+	skipped := false // a name that would be too long
 	for i := range w.Len() {
 		name, ok := w.Candidate(make([]byte, 0, dnswire.MaxNameLen), i)
 		if !ok {
+			skipped = true
 			continue
 		}
 		abroad := service.abroad(name)
@@ -195,6 +197,9 @@ func (r *Resolver) walk(ctx context.Context, key []byte, q upstream.Question, w 
 		if abroad && step != search.Next && c.ofService(ctx, service) {
 			r.remember(key, i)
 			return c.leave()
+		}
+		if skipped && i < last && step != search.Next && !w.Expands() {
+			return c.leave() // musl goes on like this, but glibc right to the last name
 		}
 		switch step {
 		case search.Fail:

@@ -147,6 +147,10 @@ func TestClients(t *testing.T) {
 			pods: []podOf{runningPod("a", "p", ip, config(nil, corev1.PodDNSConfigOption{Name: "ndots"}))},
 			want: "10.244.1.5=a,ndots1",
 		},
+		{ // 15 to glibc, none to musl
+			name: "a negative ndots", pods: []podOf{runningPod("a", "p", ip, config(nil, corev1.PodDNSConfigOption{Name: "ndots", Value: new("-1")}))},
+			want: "10.244.1.5=none",
+		},
 		{
 			name: "ndots that is no number", pods: []podOf{runningPod("a", "p", ip, config(nil, corev1.PodDNSConfigOption{Name: "ndots", Value: new("many")}))},
 			want: "10.244.1.5=none",

@@ -30,8 +30,12 @@
 //   - A failure stops a walk: to go on past it would name another host. Only
 //     where the other family has shown that the name does not exist is there
 //     nothing to go past.
+//   - A list is what kubelet writes, octet by octet: duplicates as spelled, 32
+//     domains, none over 253 characters, 2,048 in all. Where libcs differ on what
+//     they read (a domain that is none, the root before others, a negative
+//     ndots), there is no list.
 //   - Nothing here allocates per query.
 //
 // Sources: resolv.conf(5) of glibc; musl src/network/lookup_name.c; kubelet's
-// dns.go (limits: 32 domains, 2,048 octets); RFC 8020.
+// pkg/kubelet/network/dns (v1.37); RFC 8020.
 package search

@@ -12,12 +12,13 @@ import (
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 )
 
-// Limits of a search list (kubelet: MaxDNSSearchPaths and
-// MaxDNSSearchListChars) and of ndots (resolv.conf(5)).
+// Limits of a search list (kubelet's pkg/kubelet/network/dns: MaxDNSSearchPaths,
+// DNS1123SubdomainMaxLength, MaxDNSSearchListChars) and of ndots (resolv.conf(5)).
 const (
-	maxDomains   = 32
-	maxListChars = 2048
-	maxNDots     = 15
+	maxDomains     = 32
+	maxDomainChars = 253
+	maxListChars   = 2048
+	maxNDots       = 15
 )
 
 // List is a client's search list: what its libc appends to a name, and to
@@ -42,19 +43,52 @@ type ID [16]byte
 // ID returns the list's identity.
 func (l *List) ID() ID { return l.id }
 
-// seal cuts the list as kubelet does and gives it its identity.
-func (l *List) seal() {
-	chars := 0
-	for i, d := range l.Domains {
-		chars += max(len(d)-2, 1) // presentation form, without the final dot
-		if i > 0 {
-			chars++ // the space between
-		}
-		if i >= maxDomains || chars > maxListChars {
-			l.Domains = l.Domains[:i]
-			break
+// written returns the domains of those given that kubelet writes into a pod's
+// resolv.conf: each once as it is spelled, at most 32, none too long, and no more
+// than a line has room for.
+func written(domains []string) []string {
+	var list []string
+	for _, d := range domains {
+		if !slices.Contains(list, d) {
+			list = append(list, d)
 		}
 	}
+	list = list[:min(len(list), maxDomains)]
+	list = slices.DeleteFunc(list, func(d string) bool { return len(d) > maxDomainChars })
+	for len(strings.Join(list, " ")) > maxListChars {
+		list = list[:len(list)-1]
+	}
+	return list
+}
+
+// asRead returns written domains in folded wire form, as libcs read them. What
+// differs in case, or by a final dot, is the same to them, and nothing between two
+// spaces is nothing. The root as the last domain adds no name to those that are
+// tried. ok is false if libcs differ: glibc tries the name as it is where the root
+// stands, musl at the end; and of what is no name nothing is known.
+func asRead(domains []string) (list [][]byte, ok bool) {
+	rooted := false
+	for _, d := range domains {
+		if d == "" {
+			continue
+		}
+		w, err := wireName(d)
+		switch {
+		case err != nil:
+			return nil, false
+		case len(w) == 1:
+			rooted = true
+		case rooted:
+			return nil, false
+		case !slices.ContainsFunc(list, func(l []byte) bool { return bytes.Equal(l, w) }):
+			list = append(list, w)
+		}
+	}
+	return list, true
+}
+
+// seal gives the list its identity.
+func (l *List) seal() {
 	// A hash that cannot be steered: a tenant chooses the searches of its
 	// pods, and must not be able to choose another's list.
 	h := sha256.New()
@@ -103,11 +137,13 @@ type Config struct {
 
 // Policy makes lists and walks.
 type Policy struct {
-	cluster []byte   // folded wire form
-	svc     []byte   // svc.<cluster>
-	node    [][]byte // the node's own search domains
+	cluster []byte // folded wire form
+	svc     []byte // svc.<cluster>
 	ndots   int
-	expand  bool
+	// As kubelet writes them, without final dots:
+	domain string   // the cluster's
+	node   []string // the node's own search domains
+	expand bool
 }
 
 // New returns the policy for a node.
@@ -117,15 +153,15 @@ func New(c Config) (*Policy, error) {
 		return nil, fmt.Errorf("cluster domain: %w", err)
 	}
 	p := &Policy{cluster: cluster, svc: append([]byte("\x03svc"), cluster...), ndots: c.NDots, expand: c.Expand}
+	p.domain = strings.TrimSuffix(c.ClusterDomain, ".")
 	if c.NDots < 0 || c.NDots > maxNDots {
 		return nil, fmt.Errorf("ndots %d: from 0 to %d", c.NDots, maxNDots)
 	}
 	for _, d := range c.Domains {
-		w, err := wireName(d)
-		if err != nil {
-			return nil, fmt.Errorf("search domain: %w", err)
+		if w, err := wireName(d); err != nil || len(w) == 1 {
+			return nil, fmt.Errorf("search domain: %q is not a domain name below the root", d)
 		}
-		p.node = append(p.node, w)
+		p.node = append(p.node, strings.TrimSuffix(d, "."))
 	}
 	return p, nil
 }
@@ -141,13 +177,14 @@ func wireName(name string) ([]byte, error) {
 }
 
 // ListOf returns the search list that kubelet writes for a pod, or nil if that
-// cannot be known here: hostNetwork pods share their address with the node, and
-// a pod without a list of its own, or with a domain that is no name, is left
-// alone.
+// cannot be known here, or libcs differ on what it means: hostNetwork pods share
+// their address with the node, and a pod without a list, or with a domain that is
+// no name, is left alone.
 func (p *Policy) ListOf(pod Pod) *List {
 	if pod.HostNetwork {
 		return nil
 	}
+	var domains []string
 	l := &List{NDots: p.ndots, Expand: p.expand || pod.Expand}
 	switch pod.DNSPolicy {
 	case ClusterFirst, ClusterFirstWithHostNet, "":
@@ -155,32 +192,27 @@ func (p *Policy) ListOf(pod Pod) *List {
 		if err != nil || dnswire.LabelCount(ns) != 1 {
 			return nil
 		}
-		l.Domains = p.clusterDomains(ns[:len(ns)-1])
+		domains = p.clusterDomains(pod.Namespace)
 	case Default:
 		// The host's resolv.conf, whose ndots is libc's own 1 unless it
 		// says otherwise; kubelet's ClusterFirst sets 5.
-		l.Domains, l.NDots = slices.Clone(p.node), 1
+		domains, l.NDots = slices.Clone(p.node), 1
 	case None:
 		l.NDots = 1
 	default:
 		return nil
 	}
-	for _, s := range pod.Searches {
-		w, err := wireName(s)
-		if err != nil {
-			return nil
-		}
-		if !slices.ContainsFunc(l.Domains, func(d []byte) bool { return bytes.Equal(d, w) }) {
-			l.Domains = append(l.Domains, w)
-		}
-	}
-	if pod.NDots != nil {
-		l.NDots = min(max(*pod.NDots, 0), maxNDots)
-	}
-	l.seal()
-	if len(l.Domains) == 0 {
+	var ok bool
+	if l.Domains, ok = asRead(written(append(domains, pod.Searches...))); !ok || len(l.Domains) == 0 {
 		return nil
 	}
+	if pod.NDots != nil {
+		// A negative number is 15 to glibc, and none to musl.
+		if l.NDots = min(*pod.NDots, maxNDots); l.NDots < 0 {
+			return nil
+		}
+	}
+	l.seal()
 	return l
 }
 
@@ -192,8 +224,15 @@ func (p *Policy) Infer(qname []byte) *List {
 	if ns == nil {
 		return nil
 	}
+	namespace, _, err := dns.UnpackDomainName(append(bytes.Clone(ns), 0), 0)
+	if err != nil {
+		return nil
+	}
 	l := &List{NDots: p.ndots, Expand: p.expand, Inferred: true}
-	l.Domains = p.clusterDomains(ns)
+	l.Domains, _ = asRead(written(p.clusterDomains(strings.TrimSuffix(namespace, "."))))
+	if len(l.Domains) == 0 {
+		return nil
+	}
 	l.seal()
 	return l
 }
@@ -219,7 +258,8 @@ func (p *Policy) namespaceLabel(qname []byte) (int, bool) {
 }
 
 // clusterDomains returns the domains of a ClusterFirst pod: the cluster's
-// three, then the node's own. ns is the namespace as one label.
-func (p *Policy) clusterDomains(ns []byte) [][]byte {
-	return append([][]byte{append(bytes.Clone(ns), p.svc...), p.svc, p.cluster}, p.node...)
+// three, then the node's own.
+func (p *Policy) clusterDomains(namespace string) []string {
+	svc := "svc." + p.domain
+	return append([]string{namespace + "." + svc, svc, p.domain}, p.node...)
 }
