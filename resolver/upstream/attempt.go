@@ -18,28 +18,27 @@ const (
 // attempt is one sending of an exchange's question.
 type attempt struct {
 	srv   *server
+	sent  time.Duration
 	index uint8 // of srv in the exchange's servers
 	tr    Transport
 	kind  attemptKind
-	sent  time.Duration
 	// waiting lasts until the event answered or failed.
 	waiting bool
 
 	// Guarded by srv.mu while waiting.
-	conn    *conn
-	id      uint16
 	edns    bool
 	garbled bool // got a malformed message under its id
 	failure bool // the answer is an error or a referral
 	awaited bool // a confirmation of its path is, or was
+	// cut, got and err are set by the sender of the event before it.
+	cut  bool // the answer has TC; there is no got
+	id   uint16
+	conn *conn
 	// unsent is why the kernel did not send the question. For everybody else
 	// it is a lost datagram.
 	unsent error
-
-	// Set by the sender of the event before it.
-	cut bool      // the answer has TC; there is no got
-	got *received // nil before an answer
-	err error
+	got    *received // nil before an answer
+	err    error
 }
 
 // received is an answer. Only what is answered takes the memory for it, from a

@@ -42,6 +42,7 @@ type conn struct {
 	// any question.
 	silent      int
 	silentSince time.Duration
+	rebuffed    time.Duration // last ICMP error that did not end it
 	pooled      bool
 	retired     bool
 	closed      bool
@@ -56,7 +57,7 @@ type entry struct {
 }
 
 func newConn(s *server, t Transport, now time.Duration, pooled bool) *conn {
-	c := &conn{srv: s, tr: t, entries: make(map[uint16]entry), heard: never, pooled: pooled, last: now}
+	c := &conn{srv: s, tr: t, entries: make(map[uint16]entry), heard: never, rebuffed: never, pooled: pooled, last: now}
 	if t == TCP {
 		c.kick = make(chan struct{}, 1)
 		c.until = now + tcpAge - s.jitter(tcpAgeJitter)
@@ -304,6 +305,27 @@ func (c *conn) charge(waiting []entry, err error) {
 			return
 		}
 	}
+}
+
+// survives reports whether the socket is of use in spite of an ICMP error that it
+// has met: where questions are under way that are older than its last answer,
+// somebody listens there, and the error is about one datagram (a rule that
+// rejects some). A second one without an answer between them ends the socket.
+func (c *conn) survives() bool {
+	s := c.srv
+	s.mu.Lock()
+	defer s.unlock()
+	if c.closed || c.tr != UDP || c.rebuffed >= c.heard {
+		return false
+	}
+	for _, e := range c.entries {
+		if e.x != nil && e.sent < c.heard {
+			c.rebuffed = s.f.now()
+			s.paths[c.tr].failures[Network]++
+			return true
+		}
+	}
+	return false
 }
 
 // tell sends news about the socket to whoever waits for the answer with the id,

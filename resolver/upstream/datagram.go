@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"runtime"
@@ -111,6 +112,9 @@ func (c *conn) readBatches() error {
 				if errno == unix.EAGAIN || errno == unix.ENOMEM || errno == unix.ENOBUFS {
 					return false
 				}
+				if c.survives() {
+					continue
+				}
 				failure = errno
 				return true
 			}
@@ -141,7 +145,11 @@ func (c *conn) readDatagrams() error {
 	buf := make([]byte, datagramLen)
 	for {
 		n, err := c.nc.Read(buf)
-		if err != nil {
+		switch {
+		case err == nil:
+		case errors.Is(err, unix.ECONNREFUSED) && c.survives():
+			continue
+		default:
 			return err
 		}
 		if !c.receive(buf[:n], &r, c.srv.f.now(), false) {
@@ -177,7 +185,7 @@ func (c *conn) send(x *exchange, id uint16, msg []byte) {
 // unsent notes that the question with the id was not sent. It reports whether
 // the socket can be used all the same.
 func (c *conn) unsent(id uint16, err error) bool {
-	if isDead(err) {
+	if isDead(err) && !(errors.Is(err, unix.ECONNREFUSED) && c.survives()) {
 		c.close(err)
 		return false
 	}

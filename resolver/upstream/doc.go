@@ -30,7 +30,13 @@
 //     by questions; none is sent on a path where most questions come so far that
 //     one would be due. Not charged is what no server can have received (sent to
 //     a refusing socket, a dead server, a flow that RetireSockets ended), what
-//     the answer itself asks for (TCP, no OPT), and a probe every few seconds.
+//     the answer itself asks for (TCP, no OPT), and a probe every few seconds of
+//     a path that is down.
+//   - A path goes down only when a question that is known to be answerable has
+//     gone unanswered too. What this machine's kernel refuses (to send, to open)
+//     is never held against a server.
+//   - A denial is not returned while a server before the one that gave it is up
+//     and has yet to answer.
 //   - A second query never uses a socket that others wait on: behind a
 //     ClusterIP a new 5-tuple is a new throw of kube-proxy's dice. New sockets
 //     get one question until they have answered; silent ones get no more.
@@ -42,9 +48,11 @@
 //
 // Servers are asked in the order of the configuration, not by speed: resolv.conf
 // means it so, and a list may well mix an internal resolver and a public one. A
-// server, or one transport of it, that has failed three times in a row without
-// an answer is passed over, and tried again on copies of real questions, for
-// which nobody waits.
+// server, or one transport of it, that leaves questions unanswered, and those of
+// a confirmation as well (confirm.go), is passed over, and tried again on what it
+// has answered before and on copies of real questions, for which nobody waits.
+// What a later server denies does not count while an earlier one is alive
+// (order.go).
 //
 // Queries have RD and AD (a validating server then tells, RFC 6840 section 5.7),
 // CD and DO as asked, an OPT record with 1232 octets (RFC 9715), and no other

@@ -72,9 +72,9 @@ type progress struct {
 	held   *attempt
 	awaits int // confirmations
 
-	over   bool
-	answer Answer
-	err    error
+	over bool
+	won  *attempt // whose answer is the exchange's
+	err  error
 
 	// Guarded by the first attempt's srv.mu: for which kinds of second
 	// question the exchange came too late, and whether it was judged.
@@ -233,11 +233,20 @@ func (x *exchange) event(e event) {
 
 // accept ends the exchange with the attempt's answer.
 func (x *exchange) accept(a *attempt) {
-	x.over = true
-	x.answer = Answer{Msg: a.got.msg, Response: a.got.response, Server: a.srv.addr, Transport: a.tr}
-	if a.got.response.NameLen == 0 {
-		x.answer.restoreQuestion(x.question())
+	x.over, x.won = true, a
+}
+
+// answer returns the answer that ended the exchange, if one did.
+func (x *exchange) answer() (a Answer) {
+	w := x.won
+	if w == nil {
+		return a
 	}
+	a = Answer{Msg: w.got.msg, Response: w.got.response, Server: w.srv.addr, Transport: w.tr}
+	if a.Response.NameLen == 0 {
+		a.restoreQuestion(x.question())
+	}
+	return a
 }
 
 // restoreQuestion gives an error answer that came without its question the one
@@ -301,7 +310,7 @@ func (x *exchange) giveUp() {
 		garbled, err := a.fate()
 		waiting = waiting || a.waiting
 		malformed = malformed || garbled
-		if unsent = cmp.Or(unsent, err); err == nil && a.err == nil {
+		if unsent = cmp.Or(unsent, err); err == nil && (a.waiting || a.err == nil) {
 			sent++
 		}
 	}

@@ -88,7 +88,7 @@ func (f *Forwarder) Exchange(ctx context.Context, q Question) (Answer, error) {
 	x := f.exchanges.Get().(*exchange)
 	x.begin(r, &q)
 	x.run(ctx)
-	ans, err := x.answer, x.err
+	ans, err := x.answer(), x.err
 	x.reset() // run has finished it
 	f.exchanges.Put(x)
 	return ans, err

@@ -46,6 +46,9 @@ func TestMemoryInFlight(t *testing.T) {
 	cancel()
 	asked.Wait()
 	perHeap, perStack := (heap2-heap)/questions, (stacks2-stacks)/questions
+	if limit := uint64(2500); perHeap > limit && !raced {
+		t.Errorf("%d octets of heap a question in flight, want %d at most", perHeap, limit)
+	}
 	t.Logf("%d octets a question in flight: %d of heap (exchange %d, of it %d attempts of %d), %d of stack",
 		perHeap+perStack, perHeap, unsafe.Sizeof(exchange{}), maxAttempts, unsafe.Sizeof(attempt{}), perStack)
 }

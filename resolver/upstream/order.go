@@ -55,7 +55,7 @@ func (x *exchange) contradicted(a *attempt) bool {
 func (x *exchange) failures(index uint8) int {
 	n := 0
 	for i := range x.n {
-		if b := x.at(i); b.index == index && !b.extra() && b.err != nil {
+		if b := x.at(i); b.index == index && !b.extra() && !b.waiting && b.err != nil {
 			n++
 		}
 	}
@@ -75,7 +75,7 @@ func (x *exchange) hold(a *attempt) {
 			continue
 		}
 		b.srv.verify(x, b)
-		if b.err != nil && x.failures(b.index) == 1 {
+		if !b.waiting && b.err != nil && x.failures(b.index) == 1 {
 			x.resend(int(b.index), b.tr, true)
 		}
 	}
@@ -88,8 +88,16 @@ func (s *server) verify(x *exchange, a *attempt) {
 	s.mu.Lock()
 	defer s.unlock()
 	p := &s.paths[a.tr]
-	if p.down.Load() || a.cut || a.failure && (a.isForeign() || x.f.now()-p.well < time.Second) ||
-		a.waiting && p.heard >= x.start || a.awaited {
+	known := p.down.Load() || a.awaited
+	switch {
+	case a.waiting:
+		known = known || p.heard >= x.start
+	case a.failure:
+		known = known || a.isForeign() || x.f.now()-p.well < time.Second
+	case a.cut:
+		known = true
+	}
+	if known {
 		return
 	}
 	s.startConfirmation(x.route, a.tr, a.failure)
@@ -131,7 +139,8 @@ func (x *exchange) compare(a *attempt) {
 		if !b.waiting && b.failure {
 			b.srv.blame(x, b.tr)
 		}
-		if data && outdone&(1<<b.index) == 0 && (b.failure || b.waiting && now-b.sent >= minHedge) {
+		late := b.waiting && now-b.sent >= minHedge
+		if data && outdone&(1<<b.index) == 0 && (late || !b.waiting && b.failure) {
 			outdone |= 1 << b.index
 			b.srv.outdo(x, b)
 		}
