@@ -19,8 +19,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/dnsguard/dnsguard/resolver"
 )
 
 // Agent is the RPC service.
@@ -127,7 +125,7 @@ func (a *Agent) start(cfg agentConfig) error {
 }
 
 func (a *Agent) listen(addr netip.AddrPort, cfg agentConfig) error {
-	s, err := Listen(context.Background(), addr, ListenConfig{UDP: cfg.Sockets, Net: resolver.ListenOptions{ReceiveBuffer: 4 << 20}.NetConfig()})
+	s, err := Listen(context.Background(), addr, ListenConfig{UDP: cfg.Sockets, Net: withBuffer(2 << 20)})
 	if err != nil {
 		return err
 	}

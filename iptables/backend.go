@@ -36,7 +36,7 @@ type kernel interface {
 
 // clientKernel is a kernel that sees clients apart.
 type clientKernel interface {
-	// taken returns how many datagrams (of a sample) and connection attempts of
+	// taken returns how many datagrams and connection attempts of
 	// each client were taken so far; clients that do not ask for minutes are
 	// forgotten.
 	taken() (map[Client]uint64, error)

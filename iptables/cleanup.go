@@ -1,10 +1,12 @@
 package iptables
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,9 +16,9 @@ import (
 
 // Cleanup removes everything that this package may have left in the kernel,
 // whatever was configured then: tables of either backend, the fallback of
-// link-local addresses, routing rules and routes. It returns how many things
-// it removed, and ErrRunning without touching any if a living process
-// intercepts. Doing it twice is no error.
+// link-local addresses, the table of Accounting, routing rules and routes. It
+// returns how many things it removed, and ErrRunning without touching any if a
+// living process intercepts or has the kernel count. Doing it twice is no error.
 func Cleanup() (removed int, err error) {
 	for n := range slots {
 		held, err := slotHeld(n)
@@ -27,11 +29,27 @@ func Cleanup() (removed int, err error) {
 			return 0, ErrRunning
 		}
 	}
+	if living, err := accountingLives(); err != nil || living {
+		return 0, cmp.Or(err, ErrRunning)
+	}
 	none := func(int) bool { return false }
-	tables, err := removeTables(func(t tableInfo) bool { return t.name == fallbackName || slotOf(t.name) >= 0 })
+	tables, err := removeTables(func(t tableInfo) bool {
+		return t.name == fallbackName || slotOf(t.name) >= 0 || isAccounting(t.name)
+	})
 	chains, xtErr := removeChains(none)
 	routes, routeErr := routing{}.prune()
 	return tables + chains + routes, errors.Join(err, xtErr, routeErr)
+}
+
+// accountingLives reports whether a process has a table of Accounting.
+func accountingLives() (bool, error) {
+	r, err := openRuleset()
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = r.Close() }()
+	tables, err := r.allTables()
+	return slices.ContainsFunc(tables, func(t tableInfo) bool { return isAccounting(t.name) && t.owned }), err
 }
 
 // removeLeftovers removes what dead predecessors left that would still act:

@@ -99,6 +99,10 @@ type Config struct {
 	// datagrams read, connections accepted. It is compared with what the
 	// kernel took from that client. nil: nobody is ever bypassed.
 	Received func(Client) uint64
+	// Dropped, if not nil, returns how many datagrams the kernel has dropped so
+	// far because the service's sockets were full. While that changes, what does
+	// not arrive says nothing about a client.
+	Dropped func() uint64
 	// OnEvent, if not nil, is told what happens, one at a time. It must not
 	// block, nor call the Interceptor.
 	OnEvent func(Event)

@@ -18,6 +18,7 @@ const reg1 = unix.NFT_REG_1
 type expressions struct {
 	list []netlink.Attribute
 	err  error
+	fam  *int // the family that the rule is restricted to already
 }
 
 // add encodes with package expr.
@@ -83,8 +84,12 @@ func (x *expressions) loadKey(fam int, fields []field) {
 	}
 }
 
-// isFamily restricts a rule of an inet table to one family.
+// isFamily restricts a rule of an inet table to one family, once.
 func (x *expressions) isFamily(fam int) {
+	if x.fam != nil && *x.fam == fam {
+		return
+	}
+	x.fam = &fam
 	x.add(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1})
 	x.compare(expr.CmpOpEq, []byte{[2]byte{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6}[fam]})
 }

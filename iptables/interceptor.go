@@ -29,6 +29,7 @@ type Interceptor struct {
 	kernel  kernel
 	watcher *watcher
 	ledger  *ledger
+	dropped uint64 // at the last weighing
 
 	// mu is held for moments only, so that the heartbeat never waits.
 	mu        sync.Mutex

@@ -8,8 +8,9 @@ import (
 const (
 	// weighEvery is how often what was taken is compared with what arrived.
 	weighEvery = time.Second
-	// enoughUnanswered is how many counted datagrams or connection attempts in
-	// a row may not arrive: one may be lost, as on any network.
+	// enoughUnanswered is how many datagrams or connection attempts in a row may
+	// not arrive: one may be lost, as on any network. Every one counts, so this
+	// is one lookup of a libc that asks for A and AAAA.
 	enoughUnanswered = 2
 	// firstBypass and longestBypass bound how long a client is let past: twice
 	// as long each time that it turns out to be still unable to reach us,

@@ -22,6 +22,8 @@ import (
 type nftKernel struct {
 	conn  *netlink.Conn
 	owner bool
+	// lookupCounts: see RuleSet. No probe without a packet can tell.
+	lookupCounts bool
 	// inCharge tells whether what processes share is ours to keep.
 	inCharge func() bool
 
@@ -45,7 +47,25 @@ func newNFTKernel(slot int, owner bool, inCharge func() bool) (*nftKernel, error
 	if err != nil {
 		return nil, fmt.Errorf("connect to nftables: %w", err)
 	}
-	return &nftKernel{conn: conn, slot: slot, owner: owner, inCharge: inCharge, tables: make(map[string]carried)}, nil
+	return &nftKernel{conn: conn, slot: slot, owner: owner, lookupCounts: kernelSince(5, 7), inCharge: inCharge, tables: make(map[string]carried)}, nil
+}
+
+// kernelSince reports whether the running kernel calls itself so or newer.
+func kernelSince(major, minor int) bool {
+	var name unix.Utsname
+	if unix.Uname(&name) != nil {
+		return false
+	}
+	return releaseSince(unix.ByteSliceToString(name.Release[:]), major, minor)
+}
+
+// releaseSince compares for example "6.1.0-18-amd64".
+func releaseSince(release string, major, minor int) bool {
+	var a, b int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n < 2 {
+		return false
+	}
+	return a > major || a == major && b >= minor
 }
 
 func (k *nftKernel) close() error {
@@ -68,7 +88,7 @@ func (k *nftKernel) ensure(rs RuleSet) (repaired bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	rs.bypassing = time.Now().Before(k.bypasses)
+	rs.bypassing, rs.lookupCounts = time.Now().Before(k.bypasses), k.lookupCounts
 	process := rs.process(k.owner)
 	fallback, want := rs.fallback()
 	if k.tables[process.name].text == process.String() && generation == k.generation &&

@@ -108,9 +108,14 @@ func (i *Interceptor) weigh(now time.Time) {
 		return
 	}
 	// While another process shares the addresses, what was taken may have
-	// arrived there. A service that does not answer a probe either has other
-	// troubles than one client.
+	// arrived there. A service that does not answer a probe either, or has more
+	// to read than its sockets hold, has other troubles than one client.
 	judge := i.slot.alone() && i.healthy()
+	if i.cfg.Dropped != nil {
+		dropped := i.cfg.Dropped()
+		judge = judge && dropped == i.dropped
+		i.dropped = dropped
+	}
 	blocked, returned := i.ledger.weigh(now, judge, taken, i.cfg.Received)
 	if len(blocked) > 0 {
 		if err = k.bypass(blocked); err == nil {

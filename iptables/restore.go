@@ -85,7 +85,7 @@ func (rs RuleSet) restoreText(fam int) string {
 		}
 		renew := fmt.Sprintf("-m recent --set --name %s --rsource", recentName(rs.slot, fam, s))
 		rule(c.reply, "%s -o lo %s", reply, renew)
-		rule(c.reply, "%s ! -o lo -m statistic --mode random --probability %.4f %s", reply, 1.0/renewOneIn, renew)
+		rule(c.reply, "%s ! -o lo -m statistic --mode random --probability %.6f %s", reply, 1.0/renewOneIn, renew)
 	}
 	for _, s := range ofFamily(rs.services, fam) {
 		rule(c.reply, "-s %v -p %v -m %v --sport %d -j CT --notrack", hostPrefix(s), s.Proto, s.Proto, s.Addr.Port())

@@ -26,13 +26,11 @@ const (
 	takenTimeout = 5 * time.Minute
 	// maxClients bounds the memory that clients with forged addresses cost.
 	maxClients = 65536
-	// renewOneIn: of answers that leave the node, every sixteenth on average
-	// renews @alive, since all CPUs would write the same few elements. Where
-	// that is too rare, a probe renews them: answers over loopback all do.
-	renewOneIn = 16
-	// countOneIn: every fourth datagram that is taken counts in @taken. So a
-	// client whose datagrams do not arrive is found after eight on average.
-	countOneIn = 4
+	// renewOneIn: of answers that leave the node, one in so many on average
+	// renews @alive: it costs three times what the others do, and all CPUs
+	// would write the same few elements. Where that is too rare, below some 200
+	// answers a second, a probe renews them: answers over loopback all do.
+	renewOneIn = 64
 )
 
 // RuleSet is everything that the kernel is told, as data.
@@ -44,6 +42,8 @@ type RuleSet struct {
 	exclude  []netip.Prefix
 	// bypassing: some client is let past.
 	bypassing bool
+	// lookupCounts: to look an element up counts it, Linux 5.7.
+	lookupCounts bool
 }
 
 // NewRuleSet returns what an Interceptor with this Config tells the kernel.
@@ -53,7 +53,7 @@ func NewRuleSet(cfg Config) (RuleSet, error) {
 		return RuleSet{}, err
 	}
 	rs := newRuleSet(cfg, 0, nil)
-	rs.bypassing = true // show all that there can be
+	rs.bypassing, rs.lookupCounts = true, true // show all that there can be
 	return rs, nil
 }
 
@@ -129,26 +129,34 @@ const (
 func setName(base string, fam int) string { return base + [2]string{"4", "6"}[fam] }
 
 // process is the table that takes packets. Every packet of the node meets its
-// base chains, and every query and answer the rest; a statement costs some ten
-// to hundred nanoseconds there (BenchmarkStatements). So what is not DNS is let
-// go at once, the common case has few chains, clients are looked up only while
-// some are excluded or bypassed, and sets are updated by samples.
+// base chains, and every query and answer the rest; a statement costs some
+// nanoseconds, a look into a set or for a socket fifty, a chain that is called
+// twenty (BenchmarkStatements, BenchmarkRules). So what is not DNS is let go at
+// once, the common case has no other chain, clients are looked up for nothing
+// but to be counted while none is excluded or bypassed, and what renews @alive is
+// a sample.
 func (rs RuleSet) process(owner bool) table {
 	t := table{name: tableName(rs.slot), owner: owner}
 	marks, taken, own := rs.cfg.Mark, rs.cfg.taken(), rs.cfg.own()
 	prerouting := chain{name: "prerouting", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, "prerouting", priorityRaw}}
 	output := chain{name: "output", hook: &hook{"route", unix.NF_INET_LOCAL_OUT, "output", priorityRaw}}
-	for _, a := range rs.cfg.Addresses {
-		output.rules = append(output.rules, rule{
-			isPort{field: sport, port: a.Port()}, isAddr{saddr, a.Addr()}, goTo(setName("reply", family(a.Addr()))),
-		})
-	}
+	// To let go by both ports in one rule would be cheaper for what is neither
+	// query nor answer, but nft 1.0.6 makes one comparison of two fields that are
+	// next to each other, which for "not equal" means something else.
 	var notQuery rule
 	for _, p := range rs.ports() {
 		notQuery = append(notQuery, isPort{field: dport, port: p, not: true})
 	}
 	notQuery = append(notQuery, done())
 	prerouting.rules = []rule{notQuery}
+	for _, a := range rs.popular() {
+		answer := rule{isPort{field: sport, port: a.Port()}, isAddr{saddr, a.Addr()}}
+		output.rules = append(
+			output.rules,
+			append(slices.Clone(answer), unlucky{renewOneIn}, leavesNode{}, notrack{}, done()),
+			append(answer, goTo(setName("reply", family(a.Addr())))),
+		)
+	}
 	output.rules = append(output.rules,
 		notQuery,
 		rule{isMark{own, own}, done()}) // ours to upstream: to kube-proxy
@@ -166,14 +174,12 @@ func (rs RuleSet) process(owner bool) table {
 		t.chains = append(
 			t.chains,
 			chain{name: name("take"), rules: []rule{
-				seize(isProto{UDP}, unlucky{countOneIn}),
 				seize(isTCP{mask: flagSYN | flagACK, flags: flagSYN, not: true}), // of a connection, the attempt counts
 				// A rule of its own: a full set ends the rule, not the chain.
 				{updateSet{fam: fam, fields: client, set: name(setTaken), count: true}},
 				seize(),
 			}},
 			chain{name: name("reply"), rules: []rule{
-				{leavesNode{}, unlucky{renewOneIn}, notrack{}, done()},
 				{notrack{}},
 				// A hung process's kernel still shakes hands and resets: only
 				// segments with data that was pushed show life.
@@ -182,19 +188,26 @@ func (rs RuleSet) process(owner bool) table {
 			}},
 		)
 
-		let := rs.let(fam)
-		onWay, local := rule{alive, hasSocket{}, take}, rule{alive, take}
-		if len(let) > 0 {
+		// The common case: a datagram of a client that is counted already, which
+		// looking it up does.
+		known := func(when ...statement) []rule {
+			if !rs.lookupCounts {
+				return nil
+			}
+			return []rule{seize(slices.Concat(rule{isProto{UDP}}, when, rule{hasSocket{}, inSet{fam, client, name(setTaken)}})...)}
+		}
+		query, local := append(known(alive), rule{alive, hasSocket{}, take}), rule{alive, take}
+		if let := rs.let(fam); len(let) > 0 {
 			t.chains = append(
 				t.chains,
-				chain{name: name("query"), rules: append(slices.Clone(let), onWay[1:])},
-				chain{name: name("host"), rules: append(let, local[1:])},
+				chain{name: name("query"), rules: slices.Concat(let, known(), []rule{{hasSocket{}, take}})},
+				chain{name: name("host"), rules: append(let, rule{take})},
 			)
-			onWay, local = rule{alive, goTo(name("query"))}, rule{alive, goTo(name("host"))}
+			query, local = []rule{{alive, goTo(name("query"))}}, rule{alive, goTo(name("host"))}
 		}
 		// What the output hook has taken comes by here as well: to take it twice
 		// changes nothing.
-		prerouting.rules = append(prerouting.rules, onWay)
+		prerouting.rules = append(prerouting.rules, query...)
 		output.rules = append(
 			output.rules,
 			// A probe, or taken by another process's table.
@@ -205,6 +218,15 @@ func (rs RuleSet) process(owner bool) table {
 	// Chains that are called come first: the kernel wants to know them.
 	t.chains = append(t.chains, prerouting, output)
 	return t
+}
+
+// popular returns the addresses, first those that pods ask unless told
+// otherwise.
+func (rs RuleSet) popular() []netip.AddrPort {
+	isClusterIP := func(a netip.AddrPort) bool { return slices.Contains(rs.cfg.ClusterIPs, a.Addr()) }
+	others := slices.DeleteFunc(slices.Clone(rs.cfg.Addresses), isClusterIP)
+	first := slices.DeleteFunc(slices.Clone(rs.cfg.Addresses), func(a netip.AddrPort) bool { return !isClusterIP(a) })
+	return append(first, others...)
 }
 
 // let are the rules that let clients' packets pass.

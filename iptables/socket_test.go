@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"syscall"
@@ -18,17 +19,9 @@ func TestListenOptions(t *testing.T) {
 	for _, addr := range []netip.AddrPort{vip4, vip6} {
 		for name, cfg := range map[string]net.ListenConfig{
 			"none": {},
-			"a buffer and Multipath TCP": func() (lc net.ListenConfig) {
+			"a buffer and Multipath TCP": func() net.ListenConfig {
+				lc := withBuffer(100_000)
 				lc.SetMultipathTCP(true)
-				lc.Control = func(_, _ string, c syscall.RawConn) (err error) {
-					cerr := c.Control(func(fd uintptr) {
-						err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 100_000)
-					})
-					if cerr != nil {
-						return cerr
-					}
-					return err
-				}
 				return lc
 			}(),
 		} {
@@ -75,4 +68,12 @@ func option(t *testing.T, c syscall.RawConn, level, name int) (value int) {
 		t.Fatalf("option %d of level %d: %v, %v", name, level, cerr, err)
 	}
 	return value
+}
+
+// withBuffer gives sockets a receive buffer; the kernel doubles it.
+func withBuffer(octets int) net.ListenConfig {
+	return net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, octets) })
+		return errors.Join(cerr, err)
+	}}
 }

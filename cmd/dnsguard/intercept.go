@@ -86,6 +86,12 @@ func (i *interception) wanted() iptables.Config {
 		}
 		return i.d.resolver.Received(c.Addr, t)
 	}
+	c.Dropped = func() (sum uint64) {
+		for _, s := range i.d.resolver.Stats().Drops {
+			sum += s.Drops
+		}
+		return sum
+	}
 	c.OnEvent = i.event
 	return c
 }
