@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/dnsguard/dnsguard/internal/config"
@@ -47,11 +48,9 @@ func (d *daemon) newWatcher(cfg *config.Config, policy *search.Policy) (*kube.Wa
 		d.log.Warn("this node's pods are not watched: kubernetes.nodeName and $NODE_NAME are empty; search lists are read off the names")
 		c.Pods, c.Namespaces = false, false
 	}
-	d.nodeName = c.NodeName
-	if cfg.Guard.Enabled {
-		for _, s := range cfg.Guard.Services {
-			c.Services = append(c.Services, kube.Name(s))
-		}
+	d.nodeName.Store(&c.NodeName)
+	for _, s := range guardedServices(cfg) {
+		c.Services = append(c.Services, kube.Name(s))
 	}
 	if cfg.Kubernetes.Source == config.SourceFile {
 		c.Source = kube.NewFile(cfg.Kubernetes.File)
@@ -70,22 +69,19 @@ const clusterApplied = "intercept cluster"
 
 // onCluster takes a new state of the cluster.
 func (d *daemon) onCluster(s *kube.State) {
-	if d.cluster.Swap(s) == nil && d.config().Intercept.Mode != config.InterceptNone {
+	d.guardMu.Lock()
+	before := d.cluster.Load()
+	s = keepKnown(s, before)
+	d.cluster.Store(s)
+	if g := d.guarding.Load(); s.Guard != nil && g != nil {
+		g.guard.Update(s.Guard)
+	}
+	d.guardMu.Unlock()
+	if before == nil && d.config().Intercept.Mode != config.InterceptNone {
 		// Before the condition of the cluster goes.
 		d.conditions.notReady(clusterApplied, "what the cluster says is not applied yet")
 	}
-	if s.Guard != nil && d.guard != nil {
-		d.guard.Update(s.Guard)
-	}
-	text := ""
-	if len(s.Missing) > 0 {
-		names := make([]string, len(s.Missing))
-		for i, n := range s.Missing {
-			names[i] = n.String()
-		}
-		text = "no such Service: " + strings.Join(names, ", ")
-	}
-	d.conditions.warn("kubernetes services", text)
+	d.missing(before, s)
 	d.conditions.warn("kubernetes node", d.nodeProblem(s))
 	d.kubeReadiness()
 	kick(d.clusterChanged)
@@ -94,13 +90,58 @@ func (d *daemon) onCluster(s *kube.State) {
 	}
 }
 
+// missing tells, each time that it changes, which configured Services do not
+// exist.
+func (d *daemon) missing(before, s *kube.State) {
+	names := make([]string, len(s.Missing))
+	for i, n := range s.Missing {
+		names[i] = n.String()
+	}
+	text := ""
+	if len(names) > 0 {
+		text = "no such Service: " + strings.Join(names, ", ")
+	}
+	d.conditions.warn("kubernetes services", text)
+	var was []kube.Name
+	if before != nil {
+		was = before.Missing
+	}
+	switch {
+	case slices.Equal(was, s.Missing):
+	case text != "":
+		d.log.Warn("configured Services do not exist; they are taken up when they appear", "services", names)
+	default:
+		d.log.Info("all configured Services exist")
+	}
+}
+
+// keepKnown is s with what was known before of the parts that it does not know
+// yet, as when the watches have begun anew. The guard's part is not kept: it may
+// be of other Services.
+func keepKnown(s, before *kube.State) *kube.State {
+	if before == nil || s.DNS != nil && s.Clients != nil && s.Excluded != nil {
+		return s
+	}
+	kept := *s
+	if kept.DNS == nil {
+		kept.DNS = before.DNS
+	}
+	if kept.Clients == nil {
+		kept.Clients = before.Clients
+	}
+	if kept.Excluded == nil {
+		kept.Excluded = before.Excluded
+	}
+	return &kept
+}
+
 // nodeProblem tells that the API server knows no pod of this node. Every node has
 // some, and our own is one of them: it was asked for another node's.
 func (d *daemon) nodeProblem(s *kube.State) string {
 	if d.config().Kubernetes.Source != config.SourceAPI || s.Clients == nil || len(s.Clients) > 0 {
 		return ""
 	}
-	return fmt.Sprintf("no pod is on node %q: search lists and annotations are not seen; is that the node's name (kubernetes.nodeName, $NODE_NAME)?", d.nodeName)
+	return fmt.Sprintf("no pod is on node %q: search lists and annotations are not seen; is that the node's name (kubernetes.nodeName, $NODE_NAME)?", *d.nodeName.Load())
 }
 
 // kick wakes whoever listens to a channel of capacity 1, unless it is going to
@@ -119,7 +160,7 @@ const firstState = 5 * time.Second
 // awaitService waits until the address of the cluster's DNS Service is known,
 // if it is needed.
 func (d *daemon) awaitService(ctx context.Context, cfg *config.Config) {
-	if !usesService(cfg) || d.watcher == nil {
+	if !usesService(cfg) || d.watcher() == nil {
 		return
 	}
 	timeout := time.NewTimer(firstState)
@@ -169,10 +210,11 @@ func (d *daemon) searchList(a netip.Addr) (list *search.List, known bool) {
 
 // kubeReadiness keeps the condition of the cluster's objects.
 func (d *daemon) kubeReadiness() {
-	if d.watcher == nil {
+	watcher := d.watcher()
+	if watcher == nil {
 		return
 	}
-	s := d.watcher.Stats()
+	s := watcher.Stats()
 	text := ""
 	if !s.Synced {
 		for _, w := range s.Watches {
@@ -185,8 +227,12 @@ func (d *daemon) kubeReadiness() {
 			}
 		}
 	}
-	d.conditions.notReady("kubernetes", text)
-	text = ""
+	if d.refollows.Load() {
+		d.conditions.notReady("kubernetes", "")
+	} else {
+		d.conditions.notReady("kubernetes", text)
+		text = ""
+	}
 	for _, w := range s.Watches {
 		if w.Synced && w.Err != nil {
 			text = "out of date: " + w.Name + ": " + w.Err.Error()
@@ -210,11 +256,36 @@ func interfaceAddrs() []netip.Addr {
 	return out
 }
 
-// followCluster follows the cluster from now on, until undo.
-func (d *daemon) followCluster(ctx context.Context) {
-	if d.watcher == nil {
+// following is a watcher at work.
+type following struct {
+	watcher *kube.Watcher
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+}
+
+// follow follows the cluster from now on, if there is a watcher, until its end.
+func (d *daemon) follow(ctx context.Context, w *kube.Watcher) {
+	if w == nil {
 		return
 	}
-	ctx, d.unfollow = context.WithCancel(context.WithoutCancel(ctx))
-	d.background.Go(func() { d.watcher.Run(ctx) })
+	f := &following{watcher: w}
+	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	d.following.Store(f)
+	f.running.Go(func() { w.Run(ctx) })
+}
+
+// end ends the watching, if there is any.
+func (f *following) end() {
+	if f != nil {
+		f.cancel()
+		f.running.Wait()
+	}
+}
+
+// watcher returns what follows the cluster's objects, or nil.
+func (d *daemon) watcher() *kube.Watcher {
+	if f := d.following.Load(); f != nil {
+		return f.watcher
+	}
+	return nil
 }

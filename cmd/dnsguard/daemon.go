@@ -14,7 +14,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/dnsguard/dnsguard/ctguard"
 	"github.com/dnsguard/dnsguard/internal/config"
 	"github.com/dnsguard/dnsguard/internal/kube"
 	"github.com/dnsguard/dnsguard/iptables"
@@ -41,16 +40,16 @@ type daemon struct {
 	heard      chan struct{} // closed when an upstream has answered
 	leave      func()        // ends the process in order
 
-	// What is known of the cluster; watcher, guard and kernel are nil where
-	// they are not wanted.
-	watcher        *kube.Watcher
-	nodeName       string // whose pods are watched
+	// What is known of the cluster; following and guarding are nil where they
+	// are not wanted. A reload replaces them.
+	following      atomic.Pointer[following]
+	nodeName       atomic.Pointer[string] // whose pods are watched
 	cluster        atomic.Pointer[kube.State]
 	clusterChanged chan struct{} // capacity 1
 	serviceChanged chan struct{} // capacity 1: the DNS Service's addresses
-	unfollow       func()
-	guard          *ctguard.Guard
-	kernel         *ctguard.Kernel
+	guarding       atomic.Pointer[guarding]
+	guardMu        sync.Mutex    // held while guarding gets what cluster says
+	refollows      atomic.Bool   // following has a predecessor, whose word stays in force
 	retiredSockets atomic.Uint64 // of ours, since the guard deleted their flows
 
 	// reloads and closing forwarders; waited for at the end.
@@ -75,7 +74,7 @@ func newDaemon(ctx context.Context, cfg *config.Config, log *slog.Logger, level 
 	d := &daemon{
 		log: log, level: level, started: time.Now(), cfg: cfg,
 		relisten: make(chan struct{}, 1), clusterChanged: make(chan struct{}, 1), heard: make(chan struct{}),
-		serviceChanged: make(chan struct{}, 1), leave: func() {}, unfollow: func() {},
+		serviceChanged: make(chan struct{}, 1), leave: func() {},
 		endpoints: map[netip.AddrPort]*resolver.Endpoint{},
 		reloads:   map[string]uint64{"success": 0, "failure": 0},
 	}
@@ -103,13 +102,16 @@ func (d *daemon) makeParts(ctx context.Context, cfg *config.Config) error {
 	if d.cache, err = cache.New(cacheConfig(cfg)); err != nil {
 		return err
 	}
-	if err := d.newGuard(cfg); err != nil {
+	guard, err := d.newGuarding(cfg)
+	if err != nil {
 		return err
 	}
-	if d.watcher, err = d.newWatcher(cfg, settings.Search.Policy); err != nil {
+	d.guarding.Store(guard)
+	watcher, err := d.newWatcher(cfg, settings.Search.Policy)
+	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
-	d.followCluster(ctx)
+	d.follow(ctx, watcher)
 	d.awaitService(ctx, cfg)
 	forwarder, service, err := d.newForwarder(cfg)
 	if err != nil {
@@ -129,12 +131,9 @@ func (d *daemon) makeParts(ctx context.Context, cfg *config.Config) error {
 
 // undo ends what lives on its own.
 func (d *daemon) undo() error {
-	d.unfollow()
+	d.following.Load().end()
+	errs := []error{d.guarding.Load().close()}
 	d.background.Wait()
-	var errs []error
-	if d.kernel != nil {
-		errs = append(errs, d.kernel.Close())
-	}
 	if f := d.upstream(); f != nil {
 		errs = append(errs, f.Close())
 	}
@@ -306,24 +305,28 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 	if err != nil {
 		return err
 	}
+	guard, err := d.newGuardChange(old, cfg, settings.Search.Policy)
+	if err != nil {
+		return errors.Join(err, forwarder.Close(), guard.next.close())
+	}
 	var added, removed []netip.AddrPort
 	if cfg.Intercept.Mode == config.InterceptNone { // else interception opens them
 		added, removed = diff(old.Listen, cfg.Listen)
 	}
 	opened, err := d.openEndpoints(ctx, cfg, added)
 	if err != nil {
-		return errors.Join(err, forwarder.Close())
+		return errors.Join(err, forwarder.Close(), guard.next.close())
 	}
 	if err = d.cache.Reconfigure(cacheConfig(cfg)); err == nil {
 		err = d.resolver.Reconfigure(forwarder, settings)
 	}
 	if err != nil {
 		closeAll(opened)
-		return errors.Join(err, forwarder.Close())
+		return errors.Join(err, forwarder.Close(), guard.next.close())
 	}
 	d.level.Set(cfg.Log.Level)
-	if d.watcher != nil {
-		d.watcher.SetListOf(settings.Search.Policy.ListOf)
+	if w := d.watcher(); w != nil {
+		w.SetListOf(settings.Search.Policy.ListOf)
 	}
 
 	d.mu.Lock()
@@ -341,6 +344,7 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 		d.log.Info("serving", "address", ep.Addr.String(), "readers", len(ep.UDP))
 	}
 	d.mu.Unlock()
+	d.changeGuard(ctx, guard)
 	select {
 	case d.relisten <- struct{}{}:
 	default:

@@ -8,27 +8,40 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"reflect"
 	"slices"
+	"sync"
 	"text/tabwriter"
 	"time"
 
 	"github.com/dnsguard/dnsguard/ctguard"
 	"github.com/dnsguard/dnsguard/internal/config"
+	"github.com/dnsguard/dnsguard/internal/kube"
+	"github.com/dnsguard/dnsguard/resolver/search"
 )
 
-// newGuard makes the conntrack guard, or returns nil where the configuration
+// guarding is the guard of one configuration, with its table. A reload that
+// changes the configuration of the guard replaces it.
+type guarding struct {
+	guard   *ctguard.Guard
+	kernel  *ctguard.Kernel
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+}
+
+// newGuarding makes a conntrack guard, or returns nil where the configuration
 // wants none.
-func (d *daemon) newGuard(cfg *config.Config) error {
+func (d *daemon) newGuarding(cfg *config.Config) (*guarding, error) {
 	if !cfg.Guard.Enabled {
-		return nil
+		return nil, nil
 	}
 	kernel, err := ctguard.OpenKernel(0)
 	if err != nil {
-		return fmt.Errorf("guard: %w; without the capability NET_ADMIN or conntrack, set guard.enabled to false", err)
+		return nil, fmt.Errorf("guard: %w; without the capability NET_ADMIN or conntrack, set guard.enabled to false", err)
 	}
 	prober, err := ctguard.NewUDPProber(cfg.ClusterDomain)
 	if err != nil {
-		return errors.Join(err, kernel.Close())
+		return nil, errors.Join(err, kernel.Close())
 	}
 	c := ctguard.Config{
 		Table: kernel, Events: kernel, Host: kernel, Prober: prober,
@@ -41,10 +54,95 @@ func (d *daemon) newGuard(cfg *config.Config) error {
 	}
 	guard, err := ctguard.New(c)
 	if err != nil {
-		return errors.Join(err, kernel.Close())
+		return nil, errors.Join(err, kernel.Close())
 	}
-	d.guard, d.kernel = guard, kernel
-	return nil
+	return &guarding{guard: guard, kernel: kernel, cancel: func() {}}, nil
+}
+
+// run has the guard work, if there is one, until ctx ends or close.
+func (g *guarding) run(ctx context.Context) {
+	if g == nil {
+		return
+	}
+	ctx, g.cancel = context.WithCancel(ctx)
+	g.running.Go(func() { _ = g.guard.Run(ctx) }) // nil, always
+}
+
+// close ends the guard, if there is one.
+func (g *guarding) close() error {
+	if g == nil {
+		return nil
+	}
+	g.cancel()
+	g.running.Wait()
+	return g.kernel.Close()
+}
+
+// guardChange is what a new configuration needs in place of the guard.
+type guardChange struct {
+	differs bool
+	next    *guarding     // nil: none is wanted
+	watcher *kube.Watcher // for the Services that it guards; nil: as before
+}
+
+// newGuardChange makes what a new configuration needs, and changes nothing yet.
+func (d *daemon) newGuardChange(old, cfg *config.Config, policy *search.Policy) (c guardChange, err error) {
+	if reflect.DeepEqual(old.Guard, cfg.Guard) {
+		return c, nil
+	}
+	c.differs = true
+	if !slices.Equal(guardedServices(old), guardedServices(cfg)) {
+		if c.watcher, err = d.newWatcher(cfg, policy); err != nil {
+			return c, fmt.Errorf("kubernetes: %w", err)
+		}
+	}
+	c.next, err = d.newGuarding(cfg)
+	return c, err
+}
+
+// changeGuard puts another guard in the place of the one that there is. It begins
+// anew: what its predecessor had found out by itself is lost, and frontends that
+// are no longer configured are not taken for vanished ones. If it is to watch
+// other Services, it has nothing to judge by until they have been read; meanwhile
+// all else that is known of the cluster stays in force.
+func (d *daemon) changeGuard(ctx context.Context, c guardChange) {
+	if !c.differs {
+		return
+	}
+	before := d.guarding.Load()
+	if c.watcher != nil {
+		d.following.Load().end()
+	}
+	d.guardMu.Lock()
+	state := d.cluster.Load()
+	if c.watcher != nil && state != nil {
+		without := *state
+		without.Guard = nil
+		state = &without
+		d.cluster.Store(state)
+	}
+	d.guarding.Store(c.next)
+	if c.next != nil && state != nil && state.Guard != nil {
+		c.next.guard.Update(state.Guard)
+	}
+	d.guardMu.Unlock()
+	if err := before.close(); err != nil {
+		d.log.Warn("closing the former guard", "error", err)
+	}
+	c.next.run(ctx)
+	if c.watcher != nil {
+		d.refollows.Store(state != nil)
+		d.follow(ctx, c.watcher)
+	}
+	d.log.Info("the guard's configuration is in use", "enabled", c.next != nil)
+}
+
+// guardedServices returns the Services that a configuration has guarded.
+func guardedServices(cfg *config.Config) []config.ServiceName {
+	if !cfg.Guard.Enabled {
+		return nil
+	}
+	return cfg.Guard.Services
 }
 
 // onPurge writes the audit log: a line for every flow that was deleted, or in a
@@ -182,10 +280,11 @@ func listFlows(ctx context.Context, cfg *config.Config) ([]flowStatus, error) {
 
 // flows lists the flows to the watched Services.
 func (d *daemon) flows(ctx context.Context) ([]flowStatus, error) {
-	if d.guard == nil {
+	g := d.guarding.Load()
+	if g == nil {
 		return nil, errors.New("the guard is off (guard.enabled)")
 	}
-	found, err := d.guard.Flows(ctx)
+	found, err := g.guard.Flows(ctx)
 	if err != nil {
 		return nil, err
 	}

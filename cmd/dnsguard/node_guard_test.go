@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -330,5 +332,83 @@ func TestNodeFlows(t *testing.T) {
 		if failed := p.outcomes.Failed(); failed > 0 {
 			t.Errorf("client %v: %d queries failed", p.Local, failed)
 		}
+	}
+}
+
+// reconfigure replaces the daemon's configuration and waits until it is in use.
+func (d *guardd) reconfigure(more ...string) {
+	d.t.Helper()
+	before := d.metric("dnsguard_config_reloads_total", `result="success"`)
+	name := strings.TrimSuffix(filepath.Base(d.config), ".yaml")
+	if err := os.WriteFile(d.config, []byte(d.n.configuration(name, more...)), 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+	await(d.t, "the configuration to be in use", func() bool {
+		return d.metric("dnsguard_config_reloads_total", `result="success"`) > before
+	})
+}
+
+// TestNodeGuardReload: the guard's configuration changes while it works. A
+// Service that is no longer guarded has not vanished: its flows stay.
+func TestNodeGuardReload(t *testing.T) {
+	n := newNode(t)
+	with := func(guard string) []string { return append(guardOnly(), "guard: "+guard) }
+	d := n.start("a", with("{dryRun: true}")...)
+	defer d.stop()
+	c := n.crowd()
+	leaver, stays := n.dns[0], n.dns[1]
+	n.tell(func(c *cluster) { c.leave(leaver) }) // it goes on to answer
+	d.awaitLog("flow would be deleted", c.at(leaver)[0].Local.String())
+
+	d.reconfigure(with("{dryRun: false}")...)
+	d.awaitLog("flow deleted", c.at(leaver)[0].Local.String())
+	if err := n.DNS.SetEndpoints(lab.Endpoints(stays)...); err != nil {
+		t.Fatal(err)
+	}
+	c.end()
+	undisturbed(t, d, c.at(stays))
+
+	// Its flows are to be seen, as soon as the cluster has been read anew.
+	d.reconfigure(with("{services: [kube-system/other]}")...)
+	await(t, "a warning", func() bool {
+		return d.page("/readyz") == "ok\nwarning: kubernetes services: no such Service: kube-system/other"
+	})
+	d.awaitLog("configured Services do not exist", "kube-system/other")
+	if code, out := n.command("flows", "--config", d.config); code != exitOK || strings.Contains(out, clusterIP4.String()) {
+		t.Errorf("code %d: the flows of a Service that is not guarded are judged:\n%s", code, out)
+	}
+	undisturbed(t, d, c.at(stays))
+	if err := n.ask(n.Node.Namespace, "udp", loopback53, cachedName); err != nil {
+		t.Error(err)
+	}
+
+	d.reconfigure(with("{enabled: false}")...)
+	if text := d.page("/metrics"); strings.Contains(text, "dnsguard_guard_") {
+		t.Error("there are metrics of a guard that is off")
+	}
+	if code, out := n.command("flows", "--config", d.config); code == exitOK || !strings.Contains(out, "guard.enabled") {
+		t.Errorf("code %d: %s", code, out)
+	}
+
+	d.reconfigure(with("{services: [kube-system/other, kube-system/kube-dns]}")...)
+	await(t, "flows to be judged", func() bool { return d.metric("dnsguard_guard_flows", `verdict="live"`) > 0 })
+	n.tell(func(c *cluster) {
+		c.serve(leaver, "")
+		c.leave(stays)
+	})
+	await(t, "flows to be deleted again", func() bool { return d.metric("dnsguard_guard_deleted_total") > 0 })
+
+	// The Service that did not exist appears.
+	d.reconfigure(with("{services: [kube-system/other]}")...)
+	await(t, "nothing to guard", func() bool { return d.metric("dnsguard_guard_state_info", `state="no-service"`) == 1 })
+	n.tell(func(c *cluster) { c.other = "10.96.0.20" })
+	await(t, "the Service", func() bool { return d.page("/readyz") == "ok" })
+	d.awaitLog("all configured Services exist")
+	await(t, "a guard with something to do", func() bool { return d.metric("dnsguard_guard_state_info", `state="unseen"`) == 1 })
+	if n := strings.Count(d.log.String(), "configured Services do not exist"); n != 2 { // each time that it had not been missed before
+		t.Errorf("told %d times", n)
+	}
+	if line := d.logged("level=ERROR"); line != "" {
+		t.Errorf("an error: %s", line)
 	}
 }

@@ -364,6 +364,7 @@ type cluster struct {
 	endpoints map[string][]clusterEndpoint // by address type
 	pods      []clusterPod
 	noService bool
+	other     string // the address of a Service kube-system/other
 }
 
 type clusterEndpoint struct {
@@ -418,6 +419,17 @@ spec:
   - {name: dns, protocol: UDP, port: 53, targetPort: 53}
   - {name: dns-tcp, protocol: TCP, port: 53, targetPort: 53}
 `, clusterIP4.Addr(), clusterIP6.Addr())
+	}
+	if c.other != "" {
+		fmt.Fprintf(&b, `---
+apiVersion: v1
+kind: Service
+metadata: {name: other, namespace: kube-system}
+spec:
+  clusterIP: %[1]s
+  clusterIPs: [%[1]q]
+  ports: [{name: dns, protocol: UDP, port: 53}]
+`, c.other)
 	}
 	for kind, endpoints := range c.endpoints {
 		fmt.Fprintf(&b, `---

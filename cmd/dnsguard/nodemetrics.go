@@ -49,13 +49,13 @@ func (d *daemon) collectNode(ch chan<- prometheus.Metric) {
 	if icp != nil {
 		collectIntercept(ch, icp.Stats())
 	}
-	if d.watcher != nil {
-		collectCluster(ch, d.watcher.Stats())
+	if w := d.watcher(); w != nil {
+		collectCluster(ch, w.Stats())
 	}
-	if d.guard != nil {
-		collectGuard(ch, d.guard.Stats())
+	if g := d.guarding.Load(); g != nil {
+		collectGuard(ch, g.guard.Stats())
 		counter(ch, descRetired, d.retiredSockets.Load())
-		if u, err := d.kernel.Usage(); err == nil {
+		if u, err := g.kernel.Usage(); err == nil {
 			gauge(ch, descCtEntries, float64(u.Entries))
 			gauge(ch, descCtLimit, float64(u.Limit))
 			counter(ch, descCtInsert, u.InsertFailed)
@@ -152,8 +152,8 @@ func (d *daemon) statusNode() statusNode {
 			s.Intercept.Active[addr.String()] = active
 		}
 	}
-	if d.guard != nil {
-		st := d.guard.Stats()
+	if g := d.guarding.Load(); g != nil {
+		st := g.guard.Stats()
 		s.Guard = &statusGuard{
 			State: st.State.String(), Message: st.State.Message(), Flows: map[string]int{}, Deleted: map[string]uint64{},
 			Recreated: st.Recreated, LastSweep: st.LastSweep, DryRun: d.config().Guard.DryRun,
@@ -165,8 +165,8 @@ func (d *daemon) statusNode() statusNode {
 			s.Guard.Deleted[r.String()] = n
 		}
 	}
-	if d.watcher != nil {
-		st := d.watcher.Stats()
+	if w := d.watcher(); w != nil {
+		st := w.Stats()
 		s.Cluster = &statusCluster{Synced: st.Synced, Age: st.Age.Seconds()}
 		for _, w := range st.Watches {
 			text := w.Name

@@ -80,16 +80,16 @@ func clusterIPsOf(ctx context.Context, cfg *config.Config) ([]netip.Addr, error)
 	alone.Intercept.Mode = config.InterceptNone // no pods are needed
 	d := &daemon{
 		log: slog.New(slog.DiscardHandler), cfg: &alone, conditions: newConditions(nil),
-		clusterChanged: make(chan struct{}, 1), serviceChanged: make(chan struct{}, 1), unfollow: func() {},
+		clusterChanged: make(chan struct{}, 1), serviceChanged: make(chan struct{}, 1),
 	}
 	policy, err := search.New(search.Config{ClusterDomain: cfg.ClusterDomain, NDots: cfg.Search.NDots})
 	if err != nil {
 		return nil, fmt.Errorf("search: %w", err)
 	}
 	// An error means that this is no place to reach the cluster from.
-	if d.watcher, _ = d.newWatcher(&alone, policy); d.watcher != nil {
+	if watcher, _ := d.newWatcher(&alone, policy); watcher != nil {
 		ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
-		d.followCluster(ctx)
+		d.follow(ctx, watcher)
 		for known := false; !known && ctx.Err() == nil; {
 			select {
 			case <-d.clusterChanged:
@@ -98,8 +98,7 @@ func clusterIPsOf(ctx context.Context, cfg *config.Config) ([]netip.Addr, error)
 			}
 		}
 		cancel()
-		d.unfollow()
-		d.background.Wait()
+		d.following.Load().end()
 	}
 	if ips := d.clusterIPs(); len(ips) > 0 {
 		return ips, nil

@@ -94,9 +94,7 @@ func (d *daemon) live(ctx context.Context, path string, load func() (*config.Con
 	workers.Go(func() { d.probeEndpoints(working) })
 	workers.Go(func() { d.awaitUpstream(working) })
 	workers.Go(func() { d.watchdog(working) })
-	if d.guard != nil {
-		workers.Go(func() { _ = d.guard.Run(working) }) // nil, always
-	}
+	d.guarding.Load().run(working)
 	var taking *interception
 	if cfg := d.config(); cfg.Intercept.Mode != config.InterceptNone {
 		taking = newInterception(d, cfg)
@@ -109,11 +107,11 @@ func (d *daemon) live(ctx context.Context, path string, load func() (*config.Con
 	for leaving := false; !leaving; {
 		select {
 		case <-changed:
-			d.reload(ctx, load)
+			d.reload(working, load)
 		case <-hup:
-			d.reload(ctx, load)
+			d.reload(working, load)
 		case <-d.serviceChanged:
-			d.followService(ctx)
+			d.followService(working)
 		case err = <-failed:
 			leaving = true
 		case <-ctx.Done():

@@ -58,6 +58,7 @@ func (d *daemon) resolverSettings(cfg *config.Config) (resolver.Settings, error)
 	if err != nil {
 		return resolver.Settings{}, fmt.Errorf("search: %w", err)
 	}
+	d.warnOfNodeDomains(cfg, nodeResolvConf)
 	walks := &resolver.Search{Policy: policy, Collapse: cfg.Search.Collapse, Client: d.searchList}
 	for _, t := range cfg.Search.Types {
 		walks.Types = append(walks.Types, uint16(t))
@@ -204,7 +205,6 @@ func changedAtRestart(old, next *config.Config) error {
 		"http":                       old.HTTP != next.HTTP,
 		"kubernetes":                 old.Kubernetes != next.Kubernetes,
 		"log.format":                 old.Log.Format != next.Log.Format,
-		"guard":                      !reflect.DeepEqual(old.Guard, next.Guard),
 		"intercept":                  !reflect.DeepEqual(old.Intercept, next.Intercept),
 		"listen (with interception)": old.Intercept.Mode != config.InterceptNone && !slices.Equal(old.Listen, next.Listen),
 	} {
