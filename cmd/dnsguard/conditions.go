@@ -34,11 +34,14 @@ func (c *conditions) notReady(key, text string) {
 	}
 }
 
-// warn sets or, with an empty text, clears a warning.
-func (c *conditions) warn(key, text string) {
+// warn sets or, with an empty text, clears a warning. It reports whether that is
+// news.
+func (c *conditions) warn(key, text string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	before := c.warnings[key]
 	set(c.warnings, key, text)
+	return before != text
 }
 
 func set(m map[string]string, key, text string) {

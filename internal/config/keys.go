@@ -171,7 +171,7 @@ func searchKeys(s *Search) mapping {
 		{name: "collapse", value: boolean(&s.Collapse), meaning: "Where the client walks its search list: answer the first question with the walk's result."},
 		{name: "expand", value: boolean(&s.Expand), meaning: "Where the client does not: walk its list for a short name that does not exist. Also per namespace: the annotation `dnsguard.io/expand: \"true\"`."},
 		{name: "ndots", value: number(&s.NDots, 0, 15), meaning: "Names with fewer dots are walked, unless the pod says otherwise."},
-		{name: "domains", value: list[string]{at: &s.Domains, element: subdomain}, meaning: "The node's own search domains, which follow the cluster's three."},
+		{name: "domains", value: list[string]{at: &s.Domains, element: subdomain}, meaning: "The node's own search domains, which follow the cluster's three: those of the `search` line that kubelet appends to every pod's list, in its order. A pod's list lacks what is left out: a name below such a domain is still found, by the client's own next steps, but one that exists as it is, too, is found as it is, where the pod's libc would find the first. A warning tells where the node has domains that are not here."},
 		{name: "types", value: list[RRType]{at: &s.Types, element: rrType, needs: true}, meaning: "The types of questions that are walked."},
 	}
 }
