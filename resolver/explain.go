@@ -36,6 +36,8 @@ type Explanation struct {
 	Rcode  string   `json:"rcode"`
 	Answer []string `json:"answer"`
 	Error  string   `json:"extendedError,omitempty"`
+	// Notes tell what else there is to know of the list and the walk.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // ExplainedStep is one name of a walk.
@@ -82,21 +84,44 @@ func (r *Resolver) Explain(ctx context.Context, name, qtype string, client netip
 			names = list.Names(nil, wire)
 		}
 	}
-	if walk, ok := search.Collapse(list, names[0]); ok && len(names) == 1 {
+	walk, walks := search.Collapse(list, names[0])
+	if walks && len(names) == 1 {
 		for i := 1; i < walk.Len(); i++ {
 			if c, ok := walk.Candidate(nil, i); ok {
 				names = append(names, c)
 			}
 		}
 	}
+	var service *serviceAbove
+	if walks {
+		service = r.serviceAbove(&walk)
+	}
 	for i, n := range names {
 		step, end := r.explainName(ctx, n, t, i == len(names)-1)
 		x.Steps = append(x.Steps, step)
-		if end {
-			break
+		if !end {
+			continue
 		}
+		x.Walked = walks
+		if service.abroad(n) && r.explainService(ctx, x, t, service) {
+			x.Walked = false
+		}
+		break
+	}
+	if list != nil && len(list.Domains) > 0 && s.Policy.InCluster(list.Domains[0]) && !s.Policy.HasNodeDomains() {
+		x.Notes = append(x.Notes, "search.domains is empty: if kubelet appends domains of the node to the list, they are missing here")
 	}
 	return x, r.explainAnswer(ctx, x, names[0], t, client, list)
+}
+
+// explainService notes why a walk does not leave the cluster, if it does not.
+func (r *Resolver) explainService(ctx context.Context, x *Explanation, t uint16, s *serviceAbove) bool {
+	q := upstream.Question{Name: s.name, Type: t, Class: dnswire.ClassIN}
+	if res := r.fetch(ctx, s.name, q, t, true); res.state() == search.NXDomain {
+		return false
+	}
+	x.Notes = append(x.Notes, present(s.name)+" exists, and the first name may be a pod of it: a walk that leaves the cluster is left to the client")
+	return true
 }
 
 func (r *Resolver) explainList(s *Search, x *Explanation, wire []byte, client netip.Addr, namespace string) *search.List {
@@ -189,7 +214,6 @@ func (r *Resolver) explainAnswer(ctx context.Context, x *Explanation, name []byt
 	for _, rr := range m.Answer {
 		x.Answer = append(x.Answer, strings.ReplaceAll(rr.String(), "\t", " "))
 	}
-	_, x.Walked = search.Collapse(list, name)
 	if o := m.IsEdns0(); o != nil {
 		for _, opt := range o.Option {
 			if e, ok := opt.(*dns.EDNS0_EDE); ok {

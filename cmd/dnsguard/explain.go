@@ -155,4 +155,7 @@ func writeExplanation(out io.Writer, x *resolver.Explanation, where string) {
 	if x.Error != "" {
 		fmt.Fprintf(out, "    extended error %s\n", x.Error)
 	}
+	for _, note := range x.Notes {
+		fmt.Fprintf(out, "note: %s\n", note)
+	}
 }

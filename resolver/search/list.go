@@ -166,6 +166,9 @@ func New(c Config) (*Policy, error) {
 	return p, nil
 }
 
+// HasNodeDomains reports whether the node's own search domains are known.
+func (p *Policy) HasNodeDomains() bool { return len(p.node) > 0 }
+
 // wireName packs a name in presentation form, relative or not.
 func wireName(name string) ([]byte, error) {
 	var buf [dnswire.MaxNameLen + 1]byte
