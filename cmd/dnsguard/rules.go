@@ -50,8 +50,15 @@ func rulesCommand() command {
 
 // rulesText returns the rule set that run would apply.
 func rulesText(ctx context.Context, cfg *config.Config, backend iptables.Backend) (string, error) {
+	accounting := ""
+	if cfg.Guard.Enabled && cfg.Guard.Evidence {
+		accounting = iptables.AccountingText()
+	}
 	if cfg.Intercept.Mode == config.InterceptNone {
-		return "", errors.New("intercept.mode is none: there are no rules; set it to link-local or cluster-ip")
+		if accounting == "" {
+			return "", errors.New("intercept.mode is none: there are no rules; set it to link-local or cluster-ip")
+		}
+		return accounting, nil
 	}
 	clusterIPs, err := clusterIPsOf(ctx, cfg)
 	if err != nil && cfg.Intercept.Mode == config.InterceptClusterIP {
@@ -65,7 +72,14 @@ func rulesText(ctx context.Context, cfg *config.Config, backend iptables.Backend
 	if backend == "" {
 		backend = c.Backend
 	}
-	return rs.Text(backend), nil
+	text := rs.Text(backend)
+	if accounting == "" {
+		return text, nil
+	}
+	if backend == iptables.IPTables {
+		text += "\n# nft -f -" // whatever takes the packets
+	}
+	return text + "\n" + accounting, nil
 }
 
 // clusterTimeout is how long rules waits for the cluster's word. The API server

@@ -94,6 +94,7 @@ func (d *daemon) live(ctx context.Context, path string, load func() (*config.Con
 	workers.Go(func() { d.probeEndpoints(working) })
 	workers.Go(func() { d.awaitUpstream(working) })
 	workers.Go(func() { d.watchdog(working) })
+	workers.Go(func() { d.keepAccounting(working) })
 	d.guarding.Load().run(working)
 	var taking *interception
 	if cfg := d.config(); cfg.Intercept.Mode != config.InterceptNone {
