@@ -341,11 +341,15 @@ func (c *conn) tell(id uint16, n news) bool {
 	return true
 }
 
-// tellAll sends news to everybody who waits; the caller holds srv.mu.
-func (c *conn) tellAll(n news) {
+// tellAll sends news to everybody who waits and returns to how many of them it
+// was news; the caller holds srv.mu.
+func (c *conn) tellAll(n news) (told int) {
 	for id := range c.entries {
-		c.tell(id, n)
+		if c.tell(id, n) {
+			told++
+		}
 	}
+	return told
 }
 
 // forget ends the wait of an attempt: its answer, if it still comes, is late.

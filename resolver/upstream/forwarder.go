@@ -109,22 +109,27 @@ func (f *Forwarder) Close() error {
 
 // RetireSockets retires the UDP sockets that match: they take no more
 // questions, and the questions in flight on them are sent again over others,
-// while their own answers are still welcome. It returns how many it retired. It
+// while their own answers are still welcome. It returns how many it retired, with
+// those that took no more questions because of their age but were waited for. It
 // is for those who know that a socket's packets lead nowhere, such as one who
 // deletes its flow from the connection tracker. match must not block.
 func (f *Forwarder) RetireSockets(match func(local, remote netip.AddrPort) bool) int {
 	n := 0
 	f.eachConn(
 		func(c *conn) bool {
-			return c.tr == UDP && !c.retired && c.nc != nil && match(c.local, c.srv.addr)
+			return c.tr == UDP && c.nc != nil && match(c.local, c.srv.addr)
 		},
 		func(c *conn) {
 			s := c.srv
 			s.mu.Lock()
 			defer s.unlock()
-			if !c.closed && !c.retired {
-				c.retire()
-				c.tellAll(socketRetired)
+			if c.closed {
+				return
+			}
+			// One that its age has retired may still be waited for.
+			fresh := !c.retired
+			c.retire()
+			if told := c.tellAll(socketRetired); fresh || told > 0 {
 				n++
 			}
 		})

@@ -231,6 +231,51 @@ func TestRetireSockets(t *testing.T) {
 	})
 }
 
+// A socket that its age has retired already, while a question is in flight on it,
+// is no exception.
+func TestRetireAgedSocket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dead := make(map[*fakeConn]bool)
+		n := newFakeNet(t, func(q *fakeQuery) {
+			if !dead[q.conn] {
+				q.reply(ms, q.good())
+			}
+		})
+		f := n.forwarder(Config{
+			Routes:   []Route{{Zones: []string{"."}, Protocol: UDPOnly}},
+			Timeouts: Timeouts{Hedge: 2700 * ms, Retry: 2800 * ms, Total: 3000 * ms},
+		})
+		opened := time.Now()
+		load(t, f, 20, 10*ms)
+		ours := make(map[netip.AddrPort]bool)
+		for _, c := range n.conns {
+			ours[c.LocalAddr().(interface{ AddrPort() netip.AddrPort }).AddrPort()] = true
+			dead[c] = true
+		}
+		before := len(n.queries())
+		done := make(chan error)
+		go func() {
+			_, err := f.Exchange(t.Context(), query("www.example."))
+			done <- err
+		}()
+		time.Sleep(udpAge + ms - time.Since(opened))
+		if sent := n.queries()[before:]; len(sent) != 1 || !dead[sent[0].conn] {
+			t.Fatalf("%d queries sent", len(sent))
+		}
+		for _, want := range []int{1, 0} {
+			if retired := f.RetireSockets(func(local, _ netip.AddrPort) bool { return ours[local] }); retired != want {
+				t.Errorf("retired %d sockets, want %d", retired, want)
+			}
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(opened); took != udpAge+2*ms {
+			t.Errorf("answered after %v, want %v: a new socket takes 1 ms", took, udpAge+2*ms)
+		}
+	})
+}
+
 // The original's answer is as good as the second's, if it comes.
 func TestRetiredSocketMayAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
