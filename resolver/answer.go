@@ -163,8 +163,13 @@ func (r *Resolver) encode(c *counters, dst, query []byte, q *dnswire.Query, w *s
 	})
 	flags := dnswire.Flags(dst[n:])
 	c.response(flags & 0xf)
-	if w != nil && flags&dnswire.FlagTC != 0 && o.entry.Led() {
-		r.walks.leave(w, now) // its answer does not fit: the client may go on by itself
+	if w == nil {
+		return dst
+	}
+	if spared := o.entry.Led(); spared > 0 && flags&dnswire.FlagTC == 0 {
+		c.saved.Add(uint64(spared)) //nolint:gosec // a small number
+	} else if spared > 0 { // its answer does not fit: the client may go on by itself
+		r.walks.leave(w, now)
 	}
 	return dst
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 	"github.com/dnsguard/dnsguard/resolver/cache"
-	"github.com/dnsguard/dnsguard/resolver/search"
 	"github.com/dnsguard/dnsguard/resolver/upstream"
 )
 
@@ -139,12 +138,12 @@ func (r *Resolver) store(key, msg []byte, resp *dnswire.Response, now time.Durat
 }
 
 // lead stores and returns the walk's answer when another name than the queried
-// one has won: a CNAME that leads from the one to the other, and what the
+// one, the i-th, has won: a CNAME that leads from the one to the other, and what the
 // winner has of the type. A winner that is denied for this type by a server
 // that has the other has no data of it (RFC 4074 section 4.2). The error is for
 // answers that grow too large by it.
-func (r *Resolver) lead(key []byte, q upstream.Question, w *search.Walk, winner []byte, own *result, life, now time.Duration) (outcome, error) {
-	msg, err := led(q, render(own, q, winner, now), life)
+func (c *course) lead(i int, winner []byte, own *result, life, now time.Duration) (outcome, error) {
+	msg, err := led(c.q, render(own, c.q, winner, now), life)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -152,13 +151,14 @@ func (r *Resolver) lead(key []byte, q upstream.Question, w *search.Walk, winner 
 	if err := dnswire.ParseResponse(msg, &resp); err != nil {
 		return outcome{}, fmt.Errorf("answer of a walk: %w", err)
 	}
-	store := r.cache.StoreLed
-	if w.Expands() { // its client would not have found it
-		store = r.cache.Store
+	var e cache.Entry
+	if c.w.Expands() { // its client would not have found it
+		e, _ = c.r.cache.Store(c.key, msg, &resp, now)
+	} else {
+		e, _ = c.r.cache.StoreLed(c.key, msg, &resp, now, i)
 	}
-	e, _ := store(key, msg, &resp, now)
 	if e.Kind() == cache.Miss {
-		return r.unusable(key, now), nil
+		return c.r.unusable(c.key, now), nil
 	}
 	return outcome{entry: e, ok: true, stale: own.stale}, nil
 }

@@ -317,7 +317,6 @@ func (r *Resolver) Stats() Stats {
 			s.Walks[kind][res] = r.walks.done[kind][res].Load()
 		}
 	}
-	s.Saved = r.walks.saved.Load()
 	r.flights.mu.Lock()
 	s.InFlight, s.Waiters = len(r.flights.byKey), r.flights.waiters
 	r.flights.mu.Unlock()

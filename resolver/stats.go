@@ -83,6 +83,7 @@ type counters struct {
 	hits       [NumHits]atomic.Uint64
 	misses     atomic.Uint64
 	prefetches atomic.Uint64
+	saved      atomic.Uint64
 	shed       [NumShed]atomic.Uint64
 	sendErrors atomic.Uint64
 	buckets    [len(durationBounds) + 1]atomic.Uint64
@@ -133,7 +134,7 @@ type Stats struct {
 	Drops      []SocketDrops
 	Stuck      uint64                               // sockets closed because their goroutine stood still
 	Walks      [NumWalkKinds][NumWalkResults]uint64 // search-list walks
-	Saved      uint64                               // questions that walks spared clients
+	Saved      uint64                               // questions that answers to walks spared clients
 	InFlight   int                                  // flights
 	Waiters    int                                  // clients waiting on them
 	Conns      int                                  // TCP connections
@@ -152,6 +153,7 @@ func (s *Stats) add(c *counters) {
 	}
 	s.Misses += c.misses.Load()
 	s.Prefetches += c.prefetches.Load()
+	s.Saved += c.saved.Load()
 	for i := range c.shed {
 		s.Shed[i] += c.shed[i].Load()
 	}

@@ -81,8 +81,7 @@ type walks struct {
 	left     *simplelru.LRU[string, time.Duration] // names left to clients, and when
 	anyLeft  atomic.Bool
 
-	done  [NumWalkKinds][NumWalkResults]atomic.Uint64
-	saved atomic.Uint64 // questions that clients did not have to ask
+	done [NumWalkKinds][NumWalkResults]atomic.Uint64
 }
 
 func newWalks() *walks {
@@ -254,12 +253,11 @@ func (c *course) win(ctx context.Context, i int, name []byte, res result) outcom
 		r.walks.done[c.kind][WalkAnswered].Add(1)
 		return r.keep(c.key, c.q, &res, life, now)
 	}
-	o, err := r.lead(c.key, c.q, c.w, name, &res, life, now)
+	o, err := c.lead(i, name, &res, life, now)
 	if err != nil { // too large for any client
 		return c.leave()
 	}
 	r.walks.done[c.kind][WalkAnswered].Add(1)
-	r.walks.saved.Add(uint64(i))            //nolint:gosec // at most 33
 	if o.entry.Len() > dnswire.MinUDPSize { // some go on by themselves, with both families
 		other := c.q
 		other.Type = sibling(c.q.Type)

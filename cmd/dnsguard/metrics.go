@@ -59,7 +59,7 @@ var (
 	descEvictions  = desc("cache_evictions_total", "Answers evicted for want of room.")
 
 	descWalks = desc("search_walks_total", "Search-list walks finished for clients.", "kind", "result")
-	descSaved = desc("search_saved_total", "Questions that finished walks spared clients.")
+	descSaved = desc("search_saved_total", "Questions that answers of finished walks spared clients.")
 )
 
 // Describe sends nothing: the set of metrics depends on what there is (an

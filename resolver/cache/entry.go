@@ -52,7 +52,7 @@ const (
 	blobStored  = 0  // int64: nanoseconds since the cache was made
 	blobLife    = 8  // uint32: milliseconds from then to expiry
 	blobStale   = 12 // uint32: milliseconds from expiry to the end of the stale window
-	blobFlags   = 16 // uint16: AA and AD as they came, led, and the rcode
+	blobFlags   = 16 // uint16: AA and AD as they came, and the rcode
 	blobCounts  = 18 // 3 uint16: answer, authority, additional
 	blobKeyLen  = 24 // uint16
 	blobNameLen = 26 // uint8: length of the qname in octets, with the root
@@ -65,9 +65,12 @@ const (
 const (
 	storedFlags        = dnswire.FlagAA | dnswire.FlagAD
 	rcodeMask   uint16 = 0xf // RFC 1035 section 4.1.1
-	// led marks an answer stored with StoreLed, in place of the opcode, which
-	// is always 0.
-	led uint16 = 1 << 11
+)
+
+// blobKind has a Kind in its lower bits, and what StoreLed was told above.
+const (
+	kindBits = 3
+	maxLed   = 1<<(8-kindBits) - 1
 )
 
 // header is a blob's header before it is packed.
@@ -78,6 +81,7 @@ type header struct {
 	counts      [3]uint16
 	nameLen     int
 	kind        Kind
+	led         int
 }
 
 // newBlob returns a builder that holds header and key and has room for n more
@@ -92,9 +96,9 @@ func newBlob(b *strings.Builder, h *header, key []byte, n int) {
 	for i, count := range h.counts {
 		binary.BigEndian.PutUint16(p[blobCounts+2*i:], count)
 	}
-	binary.BigEndian.PutUint16(p[blobKeyLen:], uint16(len(key))) //nolint:gosec // bounded by Store
-	p[blobNameLen] = byte(h.nameLen)                             //nolint:gosec // dnswire.MaxNameLen is 255
-	p[blobKind] = byte(h.kind)
+	binary.BigEndian.PutUint16(p[blobKeyLen:], uint16(len(key)))    //nolint:gosec // bounded by Store
+	p[blobNameLen] = byte(h.nameLen)                                //nolint:gosec // dnswire.MaxNameLen is 255
+	p[blobKind] = byte(h.kind) | byte(min(h.led, maxLed))<<kindBits //nolint:gosec // see maxLed
 	b.Write(p[:])
 	b.Write(key)
 }
@@ -144,7 +148,7 @@ func (e Entry) Kind() Kind {
 	if e.blob == "" {
 		return Miss
 	}
-	return Kind(e.blob[blobKind])
+	return Kind(e.blob[blobKind] & (1<<kindBits - 1))
 }
 
 // Rcode returns the answer's response code; SERVFAIL of the zero Entry.
@@ -163,8 +167,14 @@ func (e Entry) Len() int {
 	return dnswire.HeaderLen + int(e.blob[blobNameLen]) + 4 + len(e.body())
 }
 
-// Led reports whether the answer was stored with StoreLed.
-func (e Entry) Led() bool { return e.blob != "" && e.flags()&led != 0 }
+// Led returns how many questions the answer spares its client, if it was stored
+// with StoreLed (31 stands for more); else 0.
+func (e Entry) Led() int {
+	if e.blob == "" {
+		return 0
+	}
+	return int(e.blob[blobKind] >> kindBits)
+}
 
 // TTL returns how long the answer still holds; nothing or less if it has
 // expired or was never to be kept.

@@ -93,7 +93,7 @@ func checkFit(t *testing.T, e Entry, query []byte, limit int) fitted {
 	_, an, ns, ar := dnswire.Counts(got)
 	f := fitted{int(an), int(ns), int(ar) - min(1, opt), cut.Flags&dnswire.FlagTC != 0}
 	want := plainFit(&m, ends, limit-opt, q.DO)
-	if e.Led() && want.TC {
+	if e.Led() > 0 && want.TC {
 		want = fitted{TC: true}
 	}
 	if d := cmp.Diff(want, f); d != "" {
@@ -109,7 +109,7 @@ func checkFit(t *testing.T, e Entry, query []byte, limit int) fitted {
 	if len(got) > max(limit, q.QuestionEnd()+opt) {
 		t.Fatalf("limit %d: %d octets", limit, len(got))
 	}
-	if rcode := dnswire.Flags(got) & rcodeMask; e.Led() && f.TC && (rcode != dnswire.RcodeNXDomain || f.AN+f.NS+f.AR > 0) || (!e.Led() || !f.TC) && rcode != e.Rcode() {
+	if rcode := dnswire.Flags(got) & rcodeMask; e.Led() > 0 && f.TC && (rcode != dnswire.RcodeNXDomain || f.AN+f.NS+f.AR > 0) || (e.Led() == 0 || !f.TC) && rcode != e.Rcode() {
 		t.Fatalf("limit %d: rcode %d with %+v", limit, rcode, f)
 	}
 	return f
@@ -151,7 +151,7 @@ func stored(c *Cache, key, wire []byte, r *dnswire.Response) Entry {
 }
 
 func storedLed(c *Cache, key, wire []byte, r *dnswire.Response) Entry {
-	e, _ := c.StoreLed(key, wire, r, 0)
+	e, _ := c.StoreLed(key, wire, r, 0, 4)
 	return e
 }
 
@@ -250,6 +250,26 @@ func TestFit(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", d)
 			}
 		})
+	}
+}
+
+// TestLed: how many questions an answer spares is kept beside its kind.
+func TestLed(t *testing.T) {
+	for questions, want := range map[int]int{0: 0, 1: 1, 4: 4, 31: 31, 32: 31, 1000: 31} {
+		e := fitEntry(t, dns.RcodeSuccess, func(c *Cache, key, wire []byte, r *dnswire.Response) Entry {
+			_, kept := c.StoreLed(key, wire, r, 0, questions)
+			e, kind := c.Lookup(key, 0)
+			if !kept || kind != Positive {
+				t.Errorf("kept %v, found %v", kept, kind)
+			}
+			return e
+		}, "an www.example. 60 A 192.0.2.1")
+		if e.Led() != want || e.Kind() != Positive || e.Rcode() != dnswire.RcodeNoError {
+			t.Errorf("%d: spares %d, want %d; %v, rcode %d", questions, e.Led(), want, e.Kind(), e.Rcode())
+		}
+	}
+	if (Entry{}).Led() != 0 {
+		t.Error("the zero Entry spares something")
 	}
 }
 

@@ -15,7 +15,7 @@ type answer struct {
 	kind dnswire.Kind
 	zone Zone
 	life time.Duration
-	led  bool
+	led  int
 }
 
 // denial reports whether the answer denies the name or the type.
@@ -25,10 +25,7 @@ func (a *answer) denial() bool { return a.kind == dnswire.NoData || a.kind == dn
 func (a *answer) pack(key []byte, now time.Duration) (blob string, size int) {
 	h := header{
 		stored: now, life: a.life, kind: Negative,
-		flags: a.r.Flags&storedFlags | a.r.Rcode, nameLen: a.r.NameLen,
-	}
-	if a.led {
-		h.flags |= led
+		flags: a.r.Flags&storedFlags | a.r.Rcode, nameLen: a.r.NameLen, led: a.led,
 	}
 	switch a.kind {
 	case dnswire.Positive:

@@ -72,9 +72,9 @@ func (e Entry) AppendReply(dst, query []byte, q *dnswire.Query, o ReplyOptions) 
 	body := e.body()
 	n, end, tc := e.records(), from+len(body), false
 	an, ns, ar := e.count(dnswire.Answer), e.count(dnswire.Authority), e.count(dnswire.Additional)
-	flags := dnswire.FlagQR | dnswire.FlagRA | q.Flags&(dnswire.FlagRD|dnswire.FlagCD) | e.flags()&^led
+	flags := dnswire.FlagQR | dnswire.FlagRA | q.Flags&(dnswire.FlagRD|dnswire.FlagCD) | e.flags()
 	if end > limit {
-		if n, end, tc = e.fit(query, q, limit); tc && e.Led() {
+		if n, end, tc = e.fit(query, q, limit); tc && e.Led() > 0 {
 			n, end, flags = 0, from, flags&^(rcodeMask|storedFlags)|dnswire.RcodeNXDomain
 		}
 		an, ns, ar = kept(an, ns, ar, uint16(n)) //nolint:gosec // a message has 65,535 octets

@@ -23,19 +23,20 @@ const maxKey = 1024
 // Answers that no caller should pass, truncated ones, failures, and answers to
 // another question, give the zero Entry.
 func (c *Cache) Store(key, resp []byte, r *dnswire.Response, now time.Duration) (Entry, bool) {
-	return c.store(key, resp, r, now, false)
+	return c.store(key, resp, r, now, 0)
 }
 
 // StoreLed is Store for an answer that leads from a name that does not exist to
-// one that does, on behalf of a client that would have found it by itself: where
+// one that does, on behalf of a client that would have found it by itself with so
+// many more questions, at least 1: where
 // it does not fit a client's datagram, the reply is the name's own NXDOMAIN,
 // with TC. Clients that heed TC ask again over TCP and are led; those that do
 // not go on by themselves, to an answer that is shorter.
-func (c *Cache) StoreLed(key, resp []byte, r *dnswire.Response, now time.Duration) (Entry, bool) {
-	return c.store(key, resp, r, now, true)
+func (c *Cache) StoreLed(key, resp []byte, r *dnswire.Response, now time.Duration, questions int) (Entry, bool) {
+	return c.store(key, resp, r, now, questions)
 }
 
-func (c *Cache) store(key, resp []byte, r *dnswire.Response, now time.Duration, led bool) (Entry, bool) {
+func (c *Cache) store(key, resp []byte, r *dnswire.Response, now time.Duration, led int) (Entry, bool) {
 	if r.Flags&dnswire.FlagTC != 0 || len(key) > maxKey || !asks(key, resp, r) {
 		return Entry{}, false
 	}
