@@ -21,6 +21,37 @@ var (
 	nodeTCP = flag.Int("node.tcp", 300, "TCP connections a second in TestNodeUpgrade")
 )
 
+// nodeVariant is a way to intercept, with what it takes.
+type nodeVariant struct {
+	name      string
+	intercept string
+	clusterIP bool // queries to the ClusterIP are taken
+	linkLocal bool // those to link-local addresses are, and outlive the daemon
+	host      bool // those of clients on the node are
+}
+
+func nodeVariants() []nodeVariant {
+	return []nodeVariant{
+		{name: "cluster-ip", intercept: "intercept: {mode: cluster-ip}", clusterIP: true, linkLocal: true, host: true},
+		{name: "link-local alone", intercept: "intercept: {mode: link-local}", linkLocal: true, host: true},
+		// What the iptables backend cannot do: see docs/OPERATIONS.md.
+		{name: "cluster-ip by iptables", intercept: "intercept: {mode: cluster-ip, backend: iptables}", clusterIP: true},
+	}
+}
+
+// busiest is the address that most of a variant's clients ask.
+func (v nodeVariant) busiest() netip.AddrPort {
+	if v.clusterIP {
+		return clusterIP4
+	}
+	return linkLocal4
+}
+
+// start starts a daemon that intercepts so.
+func (v nodeVariant) start(n *node, name string, more ...string) *guardd {
+	return n.start(name, append([]string{v.intercept}, more...)...)
+}
+
 // stream is one kind of client.
 type stream struct {
 	name   string
@@ -29,27 +60,54 @@ type stream struct {
 	result *lab.LoadResult
 }
 
-// streams are the kinds of clients: each path, transport, family and kind of
-// port, with udp and tcp queries a second in all, for the given time.
-func (n *node) streams(udp, tcp int, length time.Duration) []*stream {
-	pod, host := n.pod.Namespace, n.Node.Namespace
-	make1 := func(name string, ns *lab.Namespace, server netip.AddrPort, rate int, overTCP bool, sockets int) *stream {
-		return &stream{name: name, ns: ns, load: lab.Load{
-			Server: server, TCP: overTCP, Rate: rate, Queries: int(float64(rate) * length.Seconds()),
-			Sockets: sockets, Names: []string{cachedName}, Timeout: time.Second,
+// streams are the kinds of clients that a variant takes: each path, transport,
+// family and kind of port, with about udp and tcp queries a second in all, for
+// the given time.
+func (n *node) streams(v nodeVariant, udp, tcp int, length time.Duration) (out []*stream) {
+	var overUDP, overTCP []*stream
+	add := func(name string, server netip.AddrPort, host, overTCPs bool, sockets int) {
+		toClusterIP := server == clusterIP4 || server == clusterIP6
+		switch {
+		case toClusterIP && !v.clusterIP, !toClusterIP && !v.linkLocal, host && !v.host, server.Addr().Is6() && !n.IPv6:
+			return
+		}
+		s := &stream{name: name, ns: n.pod.Namespace, load: lab.Load{
+			Server: server, TCP: overTCPs, Sockets: sockets, Names: []string{cachedName}, Timeout: time.Second,
 		}}
+		if host {
+			s.ns = n.Node.Namespace
+		}
+		if overTCPs {
+			overTCP = append(overTCP, s)
+		} else {
+			overUDP = append(overUDP, s)
+		}
 	}
-	out := []*stream{
-		make1("udp, fixed ports", pod, clusterIP4, udp*2/5, false, 4),
-		make1("udp, new ports", pod, clusterIP4, udp/5, false, 0),
-		make1("udp, link-local", pod, linkLocal4, udp/5, false, 4),
-		make1("udp, node's own", host, clusterIP4, udp/10, false, 4),
-		make1("tcp, new connections", pod, clusterIP4, tcp*3/5, true, 0),
-		make1("tcp, link-local", pod, linkLocal4, tcp*2/5, true, 0),
+	add("udp, fixed ports", clusterIP4, false, false, 4)
+	add("udp, new ports", clusterIP4, false, false, 0)
+	add("udp, IPv6", clusterIP6, false, false, 4)
+	add("udp, node's own", clusterIP4, true, false, 4)
+	add("udp, link-local", linkLocal4, false, false, 4)
+	add("tcp", clusterIP4, false, true, 0)
+	add("tcp, link-local", linkLocal4, false, true, 0)
+	if !v.clusterIP {
+		add("udp, link-local, new ports", linkLocal4, false, false, 0)
+		add("udp, link-local, IPv6", linkLocal6, false, false, 4)
+		add("udp, link-local, node's own", linkLocal4, true, false, 4)
 	}
-	if n.IPv6 {
-		out = append(out, make1("udp, IPv6", pod, clusterIP6, udp/10, false, 4))
+	if !v.clusterIP || !v.linkLocal {
+		add("tcp, IPv6", clusterIP6, false, true, 0)
+		add("tcp, link-local, IPv6", linkLocal6, false, true, 0)
 	}
+	share := func(list []*stream, rate int) {
+		for _, s := range list {
+			s.load.Rate = rate / len(list)
+			s.load.Queries = int(float64(s.load.Rate) * length.Seconds())
+		}
+		out = append(out, list...)
+	}
+	share(overUDP, udp)
+	share(overTCP, tcp)
 	return out
 }
 
@@ -89,30 +147,34 @@ const outageUDP, outageTCP = 1200, 300
 // lost was in the dead one's hands, and kube-proxy serves meanwhile.
 func TestNodeKill(t *testing.T) {
 	labtest.RequireSpeed(t)
-	n := newNode(t)
-	d := n.start("a")
-	before := n.asked()
-	start := time.Now()
-	wait := drive(t, n.streams(outageUDP, outageTCP, 4*time.Second))
-	after(start, time.Second)
-	if got := n.asked() - before; got > 20 {
-		t.Errorf("DNS pods were asked %d times while the daemon was there", got)
-	}
-	d.kill()
-	after(start, 2*time.Second)
-	if got := n.asked() - before; got < (outageUDP+outageTCP)/4 {
-		t.Errorf("DNS pods were asked %d times: kube-proxy does not serve", got)
-	}
-	d = n.start("a")
-	defer d.stop()
-	t.Logf("ready again %v after the start", time.Since(start.Add(2*time.Second)))
-	// Those in the dead process's queues and hands: the milliseconds that the
-	// kernel takes to end a process, more where it waits for a CPU.
-	if lost := wait(); lost > (outageUDP+outageTCP)/20 {
-		t.Errorf("%d queries lost", lost)
-	}
-	if d.metric("dnsguard_queries_total") < 100 {
-		t.Error("the second daemon did not take over")
+	for _, v := range nodeVariants() {
+		t.Run(v.name, func(t *testing.T) {
+			n := newNode(t)
+			d := v.start(n, "a")
+			before := n.asked()
+			start := time.Now()
+			wait := drive(t, n.streams(v, outageUDP, outageTCP, 4*time.Second))
+			after(start, time.Second)
+			if got := n.asked() - before; got > 20 {
+				t.Errorf("DNS pods were asked %d times while the daemon was there", got)
+			}
+			d.kill()
+			after(start, 2*time.Second)
+			if got := n.asked() - before; got < (outageUDP+outageTCP)/4 {
+				t.Errorf("DNS pods were asked %d times: kube-proxy does not serve", got)
+			}
+			d = v.start(n, "a")
+			defer d.stop()
+			t.Logf("ready again %v after the start", time.Since(start.Add(2*time.Second)))
+			// Those in the dead process's queues and hands: the milliseconds that the
+			// kernel takes to end a process, more where it waits for a CPU.
+			if lost := wait(); lost > (outageUDP+outageTCP)/20 {
+				t.Errorf("%d queries lost", lost)
+			}
+			if d.metric("dnsguard_queries_total") < 100 {
+				t.Error("the second daemon did not take over")
+			}
+		})
 	}
 }
 
@@ -120,57 +182,74 @@ func TestNodeKill(t *testing.T) {
 // serves, until the daemon goes on.
 func TestNodeHang(t *testing.T) {
 	labtest.RequireSpeed(t)
-	n := newNode(t)
-	d := n.start("a")
-	defer d.stop()
-	start := time.Now()
-	streams := n.streams(outageUDP, outageTCP, 5*time.Second)
-	wait := drive(t, streams)
-	after(start, time.Second)
-	d.signal(syscall.SIGSTOP)
-	after(start, 2500*time.Millisecond)
-	before := n.asked()
-	after(start, 3*time.Second)
-	if got := n.asked() - before; got < (outageUDP+outageTCP)/4 {
-		t.Errorf("DNS pods were asked %d times while the daemon hung: kube-proxy does not serve", got)
-	}
-	d.signal(syscall.SIGCONT)
-	wait()
-	for _, s := range streams {
-		from, length := s.result.LongestOutage()
-		t.Logf("%-22s no answer for %v from %v", s.name, length, from)
-		if length > 1300*time.Millisecond { // aliveTimeout, and a busy machine
-			t.Errorf("%s: no answer for %v", s.name, length)
-		}
-	}
-	d.awaitReady()
-	before = n.asked()
-	if err := n.ask(n.pod.Namespace, "udp", clusterIP4, cachedName); err != nil {
-		t.Error(err)
-	}
-	if got := n.asked() - before; got != 0 {
-		t.Error("the daemon does not take queries again")
-	}
-	if d.metric("dnsguard_intercept_withdrawals_total", `reason="silent"`) == 0 {
-		t.Error("the withdrawal is not counted")
+	for _, v := range nodeVariants() {
+		t.Run(v.name, func(t *testing.T) {
+			n := newNode(t)
+			d := v.start(n, "a")
+			defer d.stop()
+			start := time.Now()
+			streams := n.streams(v, outageUDP, outageTCP, 5*time.Second)
+			wait := drive(t, streams)
+			after(start, time.Second)
+			d.signal(syscall.SIGSTOP)
+			after(start, 2500*time.Millisecond)
+			before := n.asked()
+			after(start, 3*time.Second)
+			if got := n.asked() - before; got < (outageUDP+outageTCP)/4 {
+				t.Errorf("DNS pods were asked %d times while the daemon hung: kube-proxy does not serve", got)
+			}
+			d.signal(syscall.SIGCONT)
+			wait()
+			for _, s := range streams {
+				from, length := s.result.LongestOutage()
+				t.Logf("%-22s no answer for %v from %v", s.name, length, from)
+				if length > 1300*time.Millisecond { // aliveTimeout, and a busy machine
+					t.Errorf("%s: no answer for %v", s.name, length)
+				}
+			}
+			d.awaitReady()
+			before = n.asked()
+			if err := n.ask(n.pod.Namespace, "udp", v.busiest(), cachedName); err != nil {
+				t.Error(err)
+			}
+			if got := n.asked() - before; got != 0 {
+				t.Error("the daemon does not take queries again")
+			}
+			if d.metric("dnsguard_intercept_withdrawals_total", `reason="silent"`) == 0 {
+				t.Error("the withdrawal is not counted")
+			}
+		})
 	}
 }
 
-// TestNodeTerminate ends the daemon in order under load: nothing is lost.
+// TestNodeTerminate ends the daemon in order under load, and starts it again:
+// nothing is lost.
 func TestNodeTerminate(t *testing.T) {
 	labtest.RequireSpeed(t)
-	n := newNode(t)
-	d := n.start("a")
-	start := time.Now()
-	wait := drive(t, n.streams(outageUDP, outageTCP, 3*time.Second))
-	after(start, time.Second)
-	d.stop()
-	t.Logf("gone %v after SIGTERM", time.Since(start.Add(time.Second)))
-	if lost := wait(); lost > 0 {
-		t.Errorf("%d queries lost", lost)
-	}
-	if err := n.ask(n.pod.Namespace, "udp", linkLocal4, cachedName); err != nil {
-		t.Errorf("the fallback of the link-local address: %v", err)
+	for _, v := range nodeVariants() {
+		t.Run(v.name, func(t *testing.T) {
+			n := newNode(t)
+			d := v.start(n, "a")
+			start := time.Now()
+			wait := drive(t, n.streams(v, outageUDP, outageTCP, 4*time.Second))
+			after(start, time.Second)
+			d.stop()
+			t.Logf("gone %v after SIGTERM", time.Since(start.Add(time.Second)))
+			if v.linkLocal {
+				if err := n.ask(n.pod.Namespace, "udp", linkLocal4, cachedName); err != nil {
+					t.Errorf("the fallback of the link-local address: %v", err)
+				}
+			}
+			after(start, 2*time.Second)
+			d = v.start(n, "a")
+			defer d.stop()
+			if lost := wait(); lost > 0 {
+				t.Errorf("%d queries lost", lost)
+			}
+			if d.metric("dnsguard_queries_total") < 100 {
+				t.Error("the second daemon did not take over")
+			}
+		})
 	}
 }
 
@@ -178,45 +257,47 @@ func TestNodeTerminate(t *testing.T) {
 // nothing is lost, also when the first one has stood still for a moment.
 func TestNodeUpgrade(t *testing.T) {
 	labtest.RequireSpeed(t)
-	for _, stall := range []time.Duration{0, 100 * time.Millisecond} {
-		t.Run(fmt.Sprintf("stalled %v", stall), func(t *testing.T) {
-			n := newNode(t)
-			// One pod stands for many: its connections are not to be shed where
-			// the machine is slow to serve them.
-			limits := "limits: {tcpConnections: 10000, tcpConnectionsPerClient: 10000}"
-			old := n.start("old", limits)
-			start := time.Now()
-			wait := drive(t, n.streams(*nodeUDP, *nodeTCP, 5*time.Second))
-			after(start, 500*time.Millisecond)
-			young := n.start("young", limits)
-			defer young.stop()
-			t.Logf("ready %v after the start", time.Since(start.Add(500*time.Millisecond)))
-			if stall > 0 {
-				old.signal(syscall.SIGSTOP)
-			}
-			old.signal(syscall.SIGTERM)
-			if stall > 0 {
-				<-time.After(stall)
-				old.signal(syscall.SIGCONT)
-			}
-			old.exited()
-			t.Logf("old one gone %v after the start", time.Since(start))
-			if lost := wait(); lost > 0 {
-				t.Errorf("%d queries lost", lost)
-			}
-			if n := young.metric("dnsguard_shed_total"); n > 0 {
-				t.Errorf("%v queries or connections were shed", n)
-			}
-			if n := young.metric("dnsguard_intercept_repairs_total"); n > 0 {
-				t.Errorf("the newcomer had to repair %v times", n)
-			}
-			before := n.asked()
-			if err := n.ask(n.pod.Namespace, "udp", clusterIP4, cachedName); err != nil {
-				t.Error(err)
-			}
-			if n.asked() != before {
-				t.Error("the newcomer does not serve")
-			}
-		})
+	for _, v := range nodeVariants() {
+		for _, stall := range []time.Duration{0, 100 * time.Millisecond} {
+			t.Run(fmt.Sprintf("%s, stalled %v", v.name, stall), func(t *testing.T) {
+				n := newNode(t)
+				// One pod stands for many: its connections are not to be shed where
+				// the machine is slow to serve them.
+				limits := "limits: {tcpConnections: 10000, tcpConnectionsPerClient: 10000}"
+				old := v.start(n, "old", limits)
+				start := time.Now()
+				wait := drive(t, n.streams(v, *nodeUDP, *nodeTCP, 5*time.Second))
+				after(start, 500*time.Millisecond)
+				young := v.start(n, "young", limits)
+				defer young.stop()
+				t.Logf("ready %v after the start", time.Since(start.Add(500*time.Millisecond)))
+				if stall > 0 {
+					old.signal(syscall.SIGSTOP)
+				}
+				old.signal(syscall.SIGTERM)
+				if stall > 0 {
+					<-time.After(stall)
+					old.signal(syscall.SIGCONT)
+				}
+				old.exited()
+				t.Logf("old one gone %v after the start", time.Since(start))
+				if lost := wait(); lost > 0 {
+					t.Errorf("%d queries lost", lost)
+				}
+				if n := young.metric("dnsguard_shed_total"); n > 0 {
+					t.Errorf("%v queries or connections were shed", n)
+				}
+				if n := young.metric("dnsguard_intercept_repairs_total"); n > 0 {
+					t.Errorf("the newcomer had to repair %v times", n)
+				}
+				before := n.asked()
+				if err := n.ask(n.pod.Namespace, "udp", v.busiest(), cachedName); err != nil {
+					t.Error(err)
+				}
+				if n.asked() != before {
+					t.Error("the newcomer does not serve")
+				}
+			})
+		}
 	}
 }
