@@ -36,10 +36,15 @@ var (
 
 // KernelStats counts what the kernel was asked for.
 type KernelStats struct {
-	Dumps       uint64 // walks over the table to read it
-	Interrupted uint64 // of these, those that had to be repeated
-	Messages    uint64 // netlink messages sent
-	Bytes       uint64 // bytes read from netlink, without events
+	Dumps       uint64 `json:"dumps"`       // walks over the table to read it
+	Interrupted uint64 `json:"interrupted"` // of these, those that had to be repeated
+	Messages    uint64 `json:"messages"`    // netlink messages sent
+	Bytes       uint64 `json:"bytes"`       // bytes read from netlink, without events
+
+	// NoDumpFilter and NoDeleteFilter tell that this kernel has shown that it
+	// sends the whole table whatever the filter, or refuses to delete by one.
+	NoDumpFilter   bool `json:"noDumpFilter"`
+	NoDeleteFilter bool `json:"noDeleteFilter"`
 }
 
 // OpenKernel opens the table of the network namespace with the file
@@ -68,6 +73,8 @@ func (k *Kernel) Stats() KernelStats {
 		Interrupted: k.interrupted.Load(),
 		Messages:    k.messages.Load(),
 		Bytes:       k.bytes.Load(),
+
+		NoDumpFilter: k.ignoresFilter.Load(), NoDeleteFilter: k.refusesFilter.Load(),
 	}
 }
 

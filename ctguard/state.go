@@ -43,6 +43,10 @@ func (s State) String() string {
 // MarshalText makes JSON show the name.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
+// Idle tells that there is nothing to be guarded as far as is known: Message has
+// the reason. The table is looked at all the same, in case that changes.
+func (s State) Idle() bool { return s != Waiting && s != Guarding }
+
 // Message is a sentence for an operator.
 func (s State) Message() string {
 	switch s {

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dnsguard/dnsguard/ctguard"
+	"github.com/dnsguard/dnsguard/internal/config"
 	"github.com/dnsguard/dnsguard/internal/kube"
 	"github.com/dnsguard/dnsguard/iptables"
 )
@@ -128,6 +129,20 @@ type statusGuard struct {
 	Recreated uint64            `json:"recreated"`
 	LastSweep time.Time         `json:"lastSweep"`
 	DryRun    bool              `json:"dryRun"`
+
+	Idle     bool                `json:"idle"`       // message has the reason
+	Silent   []string            `json:"silent"`     // endpoints that are believed dead
+	Gone     int                 `json:"gone"`       // frontends that vanished not long ago
+	Known    int                 `json:"knownFlows"` // that go at the news
+	LeftOut  int                 `json:"leftOutFlows"`
+	Early    uint64              `json:"deletedEarly"`
+	Refused  uint64              `json:"refused"`
+	Retired  uint64              `json:"retiredSockets"`
+	Sweeps   uint64              `json:"sweeps"`
+	Lost     uint64              `json:"eventsLost"` // each made up for by a sweep
+	Errors   map[string]uint64   `json:"errors"`
+	Evidence bool                `json:"evidence"`
+	Kernel   ctguard.KernelStats `json:"kernel"`
 }
 
 type statusCluster struct {
@@ -153,17 +168,8 @@ func (d *daemon) statusNode() statusNode {
 		}
 	}
 	if g := d.guarding.Load(); g != nil {
-		st := g.guard.Stats()
-		s.Guard = &statusGuard{
-			State: st.State.String(), Message: st.State.Message(), Flows: map[string]int{}, Deleted: map[string]uint64{},
-			Recreated: st.Recreated, LastSweep: st.LastSweep, DryRun: d.config().Guard.DryRun,
-		}
-		for v, n := range st.Flows {
-			s.Guard.Flows[v.String()] = n
-		}
-		for r, n := range st.Deleted {
-			s.Guard.Deleted[r.String()] = n
-		}
+		s.Guard = newStatusGuard(g.guard.Stats(), g.kernel.Stats(), d.config().Guard)
+		s.Guard.Retired = d.retiredSockets.Load()
 	}
 	if w := d.watcher(); w != nil {
 		st := w.Stats()
@@ -180,4 +186,27 @@ func (d *daemon) statusNode() statusNode {
 		}
 	}
 	return s
+}
+
+func newStatusGuard(st ctguard.Stats, kernel ctguard.KernelStats, cfg config.Guard) *statusGuard {
+	g := &statusGuard{
+		State: st.State.String(), Message: st.State.Message(), Idle: st.State.Idle(),
+		Flows: map[string]int{}, Deleted: map[string]uint64{}, Errors: map[string]uint64{},
+		Recreated: st.Recreated, LastSweep: st.LastSweep, Sweeps: st.Sweeps, DryRun: cfg.DryRun, Evidence: cfg.Evidence,
+		Silent: []string{}, Gone: st.Gone, Known: st.Known, LeftOut: st.KnownLeftOut,
+		Early: st.DeletedEarly, Refused: st.Refused, Lost: st.EventsLost, Kernel: kernel,
+	}
+	for v, n := range st.Flows {
+		g.Flows[v.String()] = n
+	}
+	for r, n := range st.Deleted {
+		g.Deleted[r.String()] = n
+	}
+	for op, n := range st.Errors {
+		g.Errors[string(op)] = n
+	}
+	for _, at := range st.Silent {
+		g.Silent = append(g.Silent, at.String())
+	}
+	return g
 }

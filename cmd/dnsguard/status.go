@@ -182,9 +182,8 @@ func (s *status) writeNode(line func(name, format string, args ...any)) {
 			line("", "%s is %s", addr, state)
 		}
 	}
-	if g := s.Guard; g != nil {
-		line("guard", "%s; flows %d live, %d held, %d stale; %d re-created", g.Message, g.Flows["live"], g.Flows["held"], g.Flows["stale"], g.Recreated)
-		line("", "deleted: %s", counts(g.Deleted))
+	if s.Guard != nil {
+		s.Guard.write(line)
 	}
 	if c := s.Cluster; c != nil {
 		line("cluster", "heard %v ago, synced %v, %d pod addresses", time.Duration(c.Age*float64(time.Second)).Round(time.Second), c.Synced, c.Pods)
@@ -192,6 +191,51 @@ func (s *status) writeNode(line func(name, format string, args ...any)) {
 			line("", "%s", watch)
 		}
 	}
+}
+
+// write prints the guard's part.
+func (g *statusGuard) write(line func(name, format string, args ...any)) {
+	message := g.Message
+	if g.Idle {
+		message = "idle: " + message
+	}
+	for _, mode := range []struct {
+		on   bool
+		name string
+	}{{g.DryRun, "dry run"}, {g.Evidence, "with evidence"}} {
+		if mode.on {
+			message += " (" + mode.name + ")"
+		}
+	}
+	line("guard", "%s", message)
+	line("", "flows %d live, %d held, %d stale; %d known, %d left out", g.Flows["live"], g.Flows["held"], g.Flows["stale"], g.Known, g.LeftOut)
+	line("", "deleted: %s", counts(g.Deleted))
+	line("", "%d deleted at the news, %d re-created, %d put off; %d sockets of our own retired", g.Early, g.Recreated, g.Refused, g.Retired)
+	if len(g.Silent) > 0 {
+		line("", "believed dead: %s", strings.Join(g.Silent, ", "))
+	}
+	if g.Gone > 0 {
+		line("", "%d frontends vanished not long ago", g.Gone)
+	}
+	if len(g.Errors) > 0 {
+		line("", "errors: %s", counts(g.Errors))
+	}
+	swept := "never"
+	if !g.LastSweep.IsZero() {
+		swept = g.LastSweep.Format(time.RFC3339)
+	}
+	line("", "%d sweeps, the last %s; events lost %d times", g.Sweeps, swept, g.Lost)
+	k := &g.Kernel
+	filters := "filters dumps and deletions as far as is known"
+	switch {
+	case k.NoDumpFilter && k.NoDeleteFilter:
+		filters = "filters nothing"
+	case k.NoDumpFilter:
+		filters = "does not filter dumps"
+	case k.NoDeleteFilter:
+		filters = "filters dumps, not deletions"
+	}
+	line("", "the kernel %s; %d dumps, %d of them interrupted, %d messages, %d bytes", filters, k.Dumps, k.Interrupted, k.Messages, k.Bytes)
 }
 
 // counts prints named counts in the order of their names.
