@@ -59,6 +59,7 @@ func compileMesh(t *testing.T) string {
 // is given up when c-ares has waited once and, twice as long, once more.
 const (
 	meshNames    = 1000
+	meshServices = 100 // of them; the API server takes 10 ms for each
 	meshInterval = time.Second
 	meshTimeout  = time.Second
 	meshTries    = 2
@@ -104,6 +105,22 @@ func (m *meshClient) sockets() []uint16 {
 	return ports
 }
 
+// brief is what the client printed, without most of the failures.
+func (m *meshClient) brief() string {
+	const shown = 20
+	var b strings.Builder
+	fails := 0
+	for line := range strings.Lines(m.out.String()) {
+		if strings.HasPrefix(line, "fail") {
+			if fails++; fails > shown {
+				continue
+			}
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
 // meshResult is what the client tells at its end.
 type meshResult struct {
 	resolutions, failed int
@@ -136,8 +153,9 @@ func (m *meshClient) stop() meshResult {
 	return r
 }
 
-// services makes Services without endpoints in the namespace default, and removes
-// them in the end.
+// services makes Services without endpoints in the namespace default, until the
+// test's end, and returns the names that a mesh asks: theirs, and pods' to make up
+// the number.
 func (w *world) services(count int) (names []string) {
 	w.t.Helper()
 	const workers = 16
@@ -173,10 +191,13 @@ func (w *world) services(count int) (names []string) {
 	for i := range count {
 		names = append(names, meshService(i)+".default.svc.cluster.local.")
 	}
+	for i := range meshNames - count {
+		names = append(names, fmt.Sprintf("10-1-%d-%d.default.pod.cluster.local.", i/250, i%250))
+	}
 	// CoreDNS hears of them a moment later.
 	for _, d := range w.dns {
 		w.await("the last Service in "+d.Name, func(context.Context) error {
-			_, err := w.ask(w.client.Namespace, "udp", netip.AddrPortFrom(d.IP4, 53), names[count-1], 1)
+			_, err := w.ask(w.client.Namespace, "udp", netip.AddrPortFrom(d.IP4, 53), meshService(count-1)+".default.svc.cluster.local.", 1)
 			return err
 		})
 	}
@@ -189,7 +210,7 @@ func meshService(i int) string { return fmt.Sprintf("mesh-%d", i) }
 // unready: kubelet's readiness probe takes up to 30 s, a lost node 40 s.
 const kubeletNotices = 8 * time.Second
 
-// TestMesh: a c-ares client with one UDP port resolves 1,000 Services at once and
+// TestMesh: a c-ares client with one UDP port resolves 1,000 names at once and
 // each again after a second, while the CoreDNS that its flow leads to dies without
 // a word, its pod is deleted as an eviction does it, and the node reports it
 // unready 8 s later. Without dnsguard, healthy kube-proxy and all, no name is
@@ -197,16 +218,11 @@ const kubeletNotices = 8 * time.Second
 func TestMesh(t *testing.T) {
 	labtest.RequireSpeed(t)
 	w := newWorld(t, "iptables")
-	names := w.services(meshNames)
+	names := w.services(meshServices)
 
 	play := func(t *testing.T, victim func(m *meshClient) *kubelab.Pod) meshResult {
 		w := w.in(t)
 		m := startMesh(t, w.client, kubelab.DNS4, names)
-		defer func() {
-			if t.Failed() {
-				t.Logf("mesh client:\n%s", m.out.Tail(10))
-			}
-		}()
 		rounds := func(n int) {
 			w.await(fmt.Sprintf("%d more rounds of the mesh client", n), func(want int) func(context.Context) error {
 				return func(context.Context) error {
@@ -226,6 +242,11 @@ func TestMesh(t *testing.T) {
 		w.must(died.Delete(w.soon(), 0))
 		rounds(3)
 		r := m.stop()
+		overflows, err := udpCounter(w.client.Namespace, "RcvbufErrors")
+		w.must(err)
+		if r.failed > 0 {
+			t.Logf("the client's buffer overflowed %d times; it said:\n%s", overflows, m.brief())
+		}
 		if n := len(m.sockets()); n != 1 {
 			t.Errorf("the client used %d UDP sockets, not one for ever", n)
 		}
@@ -260,7 +281,7 @@ func TestMesh(t *testing.T) {
 		w.must(err)
 		t.Logf("with dnsguard: %d of %d resolutions failed, the slowest took %v; %v answers from the cache", r.failed, r.resolutions, r.worst, hits)
 		if r.failed > 0 {
-			t.Errorf("%d resolutions failed", r.failed)
+			t.Errorf("%d resolutions failed; %s", r.failed, w.figures(g))
 		}
 	})
 }

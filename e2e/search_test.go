@@ -152,7 +152,10 @@ func (w *world) getent(nameserver, name string) (found string, datagrams int, er
 }
 
 // datagramsSent returns how many UDP datagrams have been sent in a namespace.
-func datagramsSent(ns *lab.Namespace) (int, error) {
+func datagramsSent(ns *lab.Namespace) (int, error) { return udpCounter(ns, "OutDatagrams") }
+
+// udpCounter reads one of the kernel's counters of a namespace.
+func udpCounter(ns *lab.Namespace, name string) (int, error) {
 	var text []byte
 	err := ns.Do(func() (err error) {
 		text, err = os.ReadFile("/proc/thread-self/net/snmp")
@@ -168,7 +171,7 @@ func datagramsSent(ns *lab.Namespace) (int, error) {
 		case names == nil:
 			names = fields
 		default:
-			return strconv.Atoi(fields[slices.Index(names, "OutDatagrams")])
+			return strconv.Atoi(fields[slices.Index(names, name)])
 		}
 	}
 	return 0, fmt.Errorf("no UDP counters in %q", text)

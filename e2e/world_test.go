@@ -277,10 +277,11 @@ func leadsTo(ctx context.Context, n *kubelab.Node, a netip.Addr) (bool, error) {
 	default:
 		out, err = kubelab.Output(ctx, n.Namespace, "ip6tables-save", "-t", "nat")
 	}
-	target := netip.AddrPortFrom(a, 0).String()
-	target = target[:len(target)-1] // the port is what the pod has
+	// "to 10.244.1.2:53", "to [fd00::2]:53", "map { 0 : 10.244.1.2 . 53, ...": the
+	// port is what the pod has.
+	with := strings.TrimSuffix(netip.AddrPortFrom(a, 0).String(), "0")
 	for line := range strings.Lines(out) {
-		if strings.Contains(strings.ToLower(line), "dnat") && strings.Contains(line, target) {
+		if strings.Contains(strings.ToLower(line), "dnat") && (strings.Contains(line, " "+with) || strings.Contains(line, fmt.Sprintf(" %v . ", a))) {
 			return true, err
 		}
 	}
@@ -305,6 +306,24 @@ func (w *world) guard(n *kubelab.Node, more ...string) *kubelab.Guard {
 	g, err := n.StartGuard(w.soon(), more...)
 	w.must(err)
 	return g
+}
+
+// figures are those of dnsguard's counters that tell why a query failed.
+func (w *world) figures(g *kubelab.Guard) string {
+	page, err := g.Page(w.soon(), "/metrics")
+	if err != nil {
+		return err.Error()
+	}
+	var b strings.Builder
+	for line := range strings.Lines(page) {
+		for _, name := range []string{"responses", "shed", "upstream_failures", "upstream_queries", "budget", "socket_drops", "hedges", "withdrawals", "repairs", "hits", "misses"} {
+			if strings.HasPrefix(line, "dnsguard_") && strings.Contains(line, name) && !strings.HasSuffix(line, " 0\n") {
+				b.WriteString(line)
+				break
+			}
+		}
+	}
+	return b.String()
 }
 
 // apiName exists in every cluster.
