@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"maps"
 	"testing"
 	"testing/synctest"
 )
@@ -44,9 +45,7 @@ func TestAbsentPod(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				z := zone{}
 				for _, part := range []zone{abroad, tt.zone} {
-					for name, has := range part {
-						z[name] = has
-					}
+					maps.Copy(z, part)
 				}
 				f := &fakeForwarder{answer: z.answer(t)}
 				r := newTestResolver(t, f, withSearch(t))
