@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -131,6 +132,62 @@ func TestFile(t *testing.T) {
 			t.Errorf("missing %v", m)
 		}
 	})
+}
+
+// TestFileWithoutService: a configured Service that does not exist is missed by
+// name, and taken up when it appears.
+func TestFileWithoutService(t *testing.T) {
+	whole := example(t)
+	onFile(t, whole[strings.Index(whole, "---"):], func(t *testing.T, path string, w *Watcher, news func() string) {
+		want(t, news(), "nothing")
+		s := w.State()
+		if len(s.Missing) != 1 || s.Missing[0] != kubeDNS || s.DNS == nil || len(s.DNS.ClusterIPs) != 0 {
+			t.Errorf("missing %v, DNS %+v", s.Missing, s.DNS)
+		}
+		if w.Stats().Watches[0].Err != nil {
+			t.Errorf("a Service that does not exist is taken for a fault: %v", w.Stats().Watches[0].Err)
+		}
+		looks(100)
+		want(t, news(), "") // told once
+		must(t, os.WriteFile(path, []byte(whole), 0o644))
+		looks(2)
+		want(t, news(), "3 endpoints")
+		if s := w.State(); s.Missing != nil || len(s.DNS.ClusterIPs) == 0 {
+			t.Errorf("missing %v, DNS %+v", s.Missing, s.DNS)
+		}
+	})
+}
+
+// TestFileMalformed: a file that is no YAML any more, or has objects that cannot
+// be, keeps the state that there was, and tells the line.
+func TestFileMalformed(t *testing.T) {
+	whole := example(t)
+	for _, tt := range []struct{ name, old, new, want string }{
+		{"a tab", "kind: EndpointSlice", "\tkind: EndpointSlice", "not YAML"},
+		{"cut in the middle of a mapping", "addressType: IPv4\n", "addressType: {IPv4\n", "not YAML"},
+		{"an endpoint of the wrong family", "- addresses: [10.244.0.3]", "- addresses: [fd00::3]", "is not of type IPv4"},
+		{"a misspelt key", "endpoints:", "endpionts:", "endpionts: unknown field"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if !strings.Contains(whole, tt.old) {
+				t.Fatalf("the example has no %q", tt.old)
+			}
+			onFile(t, whole, func(t *testing.T, path string, w *Watcher, news func() string) {
+				want(t, news(), "3 endpoints")
+				before := w.State()
+				must(t, os.WriteFile(path, []byte(strings.Replace(whole, tt.old, tt.new, 1)), 0o644))
+				looks(10)
+				told := news()
+				line := regexp.MustCompile(`^file FILE: FILE is refused, what it said before stays in force: document \d+, (at or below )?line \d+: `)
+				if !line.MatchString(told) || !strings.Contains(told, tt.want) || w.State() != before {
+					t.Errorf("told %q", told)
+				}
+				must(t, os.WriteFile(path, []byte(whole), 0o644))
+				looks(2)
+				want(t, news(), "file FILE: <nil>")
+			})
+		})
+	}
 }
 
 func TestFileAbsent(t *testing.T) {

@@ -56,6 +56,12 @@ func TestServices(t *testing.T) {
 			DNSService{ClusterIPs: addrs("10.96.0.10")},
 		},
 		{
+			"no ports at all", dnsService(func(s *corev1.Service) { s.Spec.Ports = nil }),
+			[]string{"10.96.0.10"},
+			nil,
+			DNSService{ClusterIPs: addrs("10.96.0.10")},
+		},
+		{
 			"protocol left out is TCP", dnsService(func(s *corev1.Service) { s.Spec.Ports[1].Protocol = "" }),
 			[]string{"10.96.0.10"},
 			[]ctguard.Port{dns},
@@ -177,6 +183,7 @@ func TestEndpoints(t *testing.T) {
 	}{
 		{"none", nil, "", nil},
 		{"a slice without endpoints", []sliceOf{dnsSlice("a", nil)}, "", nil},
+		{"a slice without ports", []sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports = nil })}, "", nil},
 		{"nil conditions", oneWith(discoveryv1.EndpointConditions{}), "", one(true, false)},
 		{"ready only", oneWith(discoveryv1.EndpointConditions{Ready: new(true)}), "", one(true, false)},
 		{"not ready, serving not known", oneWith(discoveryv1.EndpointConditions{Ready: new(false)}), "", one(true, false)},
