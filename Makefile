@@ -1,9 +1,11 @@
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 TOOLS   := .cache/bin/.built
 
-.PHONY: build test lint fmt demo bench clean
+.PHONY: build dist test lint fmt demo bench clean
 build: ## bin/dnsguard, one static binary
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o bin/dnsguard ./cmd/dnsguard
+dist: ## bin/dnsguard-linux-amd64 and -arm64, for deploy/Containerfile
+	scripts/dist.sh
 demo: build ## play an incident in a network-namespace laboratory (root)
 	bin/dnsguard demo
 test: ## every test: unit, race, kernel, fuzz, Kubernetes end to end (root)

@@ -150,7 +150,7 @@ func checkExpr(t *testing.T, known map[string]metric, text string) {
 		}
 		allowed = append(allowed, m.labels...)
 		for _, l := range s.LabelMatchers {
-			if l.Name != labels.MetricName && l.Name != "instance" && l.Name != "le" && !slices.Contains(m.labels, l.Name) {
+			if l.Name != model.MetricNameLabel && l.Name != "instance" && l.Name != "le" && !slices.Contains(m.labels, l.Name) {
 				t.Errorf("%s has no label %s\n%s", s.Name, l.Name, text)
 			}
 		}
@@ -526,7 +526,7 @@ func firing(t *testing.T, r rulefmt.Rule, input []series) []string {
 			}
 			last = p.T
 			if held >= time.Duration(r.For) {
-				out = append(out, s.Metric.DropReserved(func(n string) bool { return n == labels.MetricName }).String())
+				out = append(out, s.Metric.DropReserved(func(n string) bool { return n == model.MetricNameLabel }).String())
 				break
 			}
 		}

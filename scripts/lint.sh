@@ -6,9 +6,11 @@ bin=$PWD/.cache/bin
 
 echo "== golangci-lint"
 "$bin/golangci-lint" run ./...
-if [ -f e2e/go.mod ]; then
-	(cd e2e && "$bin/golangci-lint" run --config ../.golangci.yml ./...)
-fi
+for module in deploy e2e; do
+	if [ -f $module/go.mod ]; then
+		(cd $module && "$bin/golangci-lint" run --config ../.golangci.yml ./...)
+	fi
+done
 
 echo "== go.mod holds what is imported"
 go mod tidy -diff

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Runs every test there is: vet, unit and kernel tests, the same under the race
-# detector, each fuzz target for a moment, and the Kubernetes end-to-end module.
+# detector, each fuzz target for a moment, what is deployed (manifests, chart, alerts,
+# both architectures' binaries), and the Kubernetes end-to-end module.
 # Full output goes to .cache/test/STAGE.log; the terminal gets go test's closing lines.
 #
 #   FUZZTIME=10s   how long each fuzz target runs
-#   STAGES="..."   a subset of: vet unit race fuzz e2e
+#   STAGES="..."   a subset of: vet unit race fuzz deploy e2e
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 fuzztime=${FUZZTIME:-10s}
-stages=${STAGES:-vet unit race fuzz e2e}
+stages=${STAGES:-vet unit race fuzz deploy e2e}
 logs=.cache/test
 mkdir -p "$logs"
 
@@ -85,6 +86,14 @@ stage_fuzz() {
 		echo "fuzz $fuzztime: $package $target"
 		run "fuzz-$target" go test -run '^$' -fuzz "^$target\$" -fuzztime "$fuzztime" "$package" </dev/null
 	done <"$logs/fuzz.targets"
+}
+
+# A module of its own, with Helm's, kustomize's and Prometheus's libraries, and the
+# binaries that are shipped, for both architectures, built twice. About two minutes each
+# when nothing is built yet, seconds later.
+stage_deploy() {
+	scripts/dist.sh --verify
+	run deploy go test -C deploy -count=1 -timeout 10m -v ./...
 }
 
 stage_e2e() {
