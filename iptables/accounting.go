@@ -46,7 +46,7 @@ func AccountingText() string {
 }
 
 // Accounting has the kernel count the packets of the flows that it tracks from
-// now on, by a table with a rule that asks for the count (Linux 4.5): a process
+// now on, by a table with a rule that asks for the count (Linux 4.8): a process
 // in a container may not write the sysctl net.netfilter.nf_conntrack_acct. The
 // kernel sets that sysctl then, and does not take it back when the table goes.
 //

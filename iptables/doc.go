@@ -54,6 +54,9 @@
 // newcomer everything. Start adopts or removes what dead processes left,
 // Cleanup removes everything.
 //
+// Apart from all that, Accounting has the kernel count the packets of tracked
+// flows, for who judges flows by them.
+//
 // The order matters. Start: Listen, then Start (sockets before rules), then the
 // first answer (rules before @alive). End: Withdraw, drain and close the
 // sockets, then Close: an answer that leaves without the rules would be tracked,
@@ -62,12 +65,17 @@
 // # Minimum kernels
 //
 //	nftables backend     5.2 (chains of type route in family inet; socket 4.18)
+//	  look-ups count     5.7; before, clients are put into @taken each time
 //	  flag owner         5.12; before, the rules stay but match nothing
 //	iptables backend     3.11 (xt_socket --nowildcard), xt_recent, CT --notrack
 //	routing              4.17 (protocol of routing rules)
 //	sockets              3.9 (SO_REUSEPORT); Steer 4.6, without loss 5.4
 //
-// Probes at run time decide; the numbers only tell what to expect.
+//	Accounting           4.8
+//
+// Probes at run time decide; the numbers only tell what to expect, except for
+// look-ups that count, which only a packet could tell. docs/OPERATIONS.md has
+// where each number is from.
 //
 // The package knows nothing of DNS but that a query has an answer with its id,
 // and nothing of Kubernetes. It logs nothing and owns no metrics: OnEvent and

@@ -6,8 +6,9 @@ var (
 	// ErrNotSupported reports that this kernel, or this machine, cannot do what
 	// a backend needs. It is wrapped with what is missing.
 	ErrNotSupported = errors.New("not supported")
-	// ErrRunning reports that Cleanup found a living process that intercepts.
-	ErrRunning = errors.New("another process is intercepting")
+	// ErrRunning reports that Cleanup found a living process that intercepts, or
+	// has the kernel count.
+	ErrRunning = errors.New("another process is at work")
 	// ErrClosed reports a use of an Interceptor after Close.
 	ErrClosed = errors.New("interception is closed")
 )
