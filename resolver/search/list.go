@@ -63,9 +63,10 @@ func written(domains []string) []string {
 
 // asRead returns written domains in folded wire form, as libcs read them. What
 // differs in case, or by a final dot, is the same to them, and nothing between two
-// spaces is nothing. The root as the last domain adds no name to those that are
-// tried. ok is false if libcs differ: glibc tries the name as it is where the root
-// stands, musl at the end; and of what is no name nothing is known.
+// spaces is nothing. glibc tries the name as it is where the root stands, so the
+// root as the last domain adds no name; musl 1.2.3 asks what no server can read,
+// and fails, unless a name before has been found. ok is false where more depends on
+// it, and for what is no name.
 func asRead(domains []string) (list [][]byte, ok bool) {
 	rooted := false
 	for _, d := range domains {
