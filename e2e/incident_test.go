@@ -113,11 +113,12 @@ func (w *world) play(in incident) recovery {
 			return err
 		})
 	})
+	healedOrNot := make(chan struct{})
 	if in.grace > 0 {
-		looks.Go(func() { // kubelet
+		looks.Go(func() { // kubelet; it need not wait longer than the client
 			select {
 			case <-time.After(kubeletNotices):
-			case <-watch.Done():
+			case <-healedOrNot:
 			}
 			if err := errors.Join(victim.Report(w.soon(), false), victim.Delete(w.soon(), 0)); err != nil {
 				w.t.Error(err)
@@ -128,18 +129,11 @@ func (w *world) play(in incident) recovery {
 	case r.first = <-healed:
 	case <-watch.Done():
 	}
-	if r.first >= 0 && r.purge < 0 && in.grace > 0 {
-		cancel() // kubelet need not wait
-	}
+	close(healedOrNot)
 	if in.stopped {
 		w.must(w.nodes[0].Proxy.Signal(syscall.SIGCONT))
 	}
-	// Both looks may lag behind the client.
-	if r.first >= 0 && in.grace == 0 {
-		looks.Wait()
-	}
-	cancel()
-	looks.Wait()
+	looks.Wait() // they may lag behind the client
 	stop()
 	running.Wait()
 	for _, o := range outcomes {
@@ -148,6 +142,31 @@ func (w *world) play(in incident) recovery {
 		}
 	}
 	return r
+}
+
+// awaitMet waits until the guard on the first node has had an answer of every
+// CoreDNS: only what has answered can be called silent. It probes a new one within
+// a second.
+func (w *world) awaitMet() {
+	w.t.Helper()
+	w.await("the guard's first probes", func(context.Context) error {
+		flows, err := w.nodes[0].Flows()
+		if err != nil {
+			return err
+		}
+		met := map[netip.Addr]bool{}
+		for _, f := range flows {
+			if f.Replied && f.Client.Addr() != w.client.IP4 && f.Client.Addr() != w.client.IP6 {
+				met[f.Frontend.Addr()] = true
+			}
+		}
+		for _, d := range w.dns {
+			if !met[d.IP4] || !met[d.IP6] {
+				return fmt.Errorf("%s has not been probed", d.Name)
+			}
+		}
+		return nil
+	})
 }
 
 // when looks until ok, and returns the time since begin, or -1 if it did not come.
@@ -227,6 +246,7 @@ func TestIncident(t *testing.T) {
 
 			g := w.guard(w.nodes[0], kubelab.GuardOnly()...)
 			for i, c := range cases {
+				w.awaitMet()
 				r := w.play(c.incident)
 				t.Logf("%s, %s, with the guard: %v", mode, c.name, r)
 				switch {
