@@ -8,9 +8,10 @@ test)
 	# gcc and libc6-dev: the race detector. nftables, iptables, conntrack, iproute2:
 	# independent witnesses of what our netlink code did to the kernel. musl-tools,
 	# libc-ares-dev, busybox, dnsutils: the resolvers whose search-list walk we must
-	# agree with. unbound: a real recursive server behind the forwarder.
+	# agree with. unbound: a real recursive server behind the forwarder. buildah: builds
+	# the image without a registry.
 	packages=(make git ca-certificates gcc libc6-dev nftables iptables conntrack
-		iproute2 musl-tools libc-ares-dev busybox dnsutils unbound procps)
+		iproute2 musl-tools libc-ares-dev busybox dnsutils unbound procps buildah)
 	;;
 lint)
 	packages=(make git ca-certificates gcc libc6-dev shellcheck)
