@@ -459,3 +459,38 @@ func TestLameDuckInKernel(t *testing.T) {
 		t.Errorf("flows %v", left)
 	}
 }
+
+// TestKnownInKernel: the kernel's own flows, told of by its events, go at the
+// news without a dump, while packets come; one of the same client to another pod
+// stays.
+func TestKnownInKernel(t *testing.T) {
+	for _, tt := range []struct{ name, local, vip, dead, living string }{
+		{"IPv4", "127.0.0.1:0", vip4, podA, podB},
+		{"IPv6", "[::1]:0", vip6, pod6, "[fd00:10:244::4]:5353"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := newNode(t, nil)
+			n.pod(tt.dead)
+			n.pod(tt.living)
+			n.guard.Update(snapshotOf(up(tt.dead), up(tt.living)))
+			n.settled()
+			clients := make([]*net.UDPConn, 2)
+			for i, to := range []string{tt.dead, tt.living} {
+				n.proxy(tt.vip, to)
+				clients[i] = n.listen(tt.local)
+				eventually(t, "first answer", func() bool { return query(t, clients[i], tt.vip, 50*time.Millisecond) == to })
+			}
+			eventually(t, "both to be known", func() bool { return n.guard.Stats().Known >= 2 })
+			n.guard.Update(snapshotOf(up(tt.living)))
+			eventually(t, "purge", func() bool { return n.guard.Stats().Deleted[EndpointGone] == 1 })
+			if s := n.guard.Stats(); s.DeletedEarly != 1 {
+				t.Errorf("%d deleted early", s.DeletedEarly)
+			}
+			for i, c := range clients {
+				if who := query(t, c, tt.vip, time.Second); who != tt.living {
+					t.Errorf("client %d: %q answered", i, who)
+				}
+			}
+		})
+	}
+}

@@ -35,11 +35,11 @@ type knownFlow struct {
 	orig, reply Tuple
 	zone        uint16
 	start       int64 // Flow.Start, in nanoseconds since 1970; 0: not known
-	learned     int64 // likewise; 0: an empty place
+	until       int64 // when it can have expired, likewise; 0: an empty place
 }
 
 func newKnownFlow(f Flow, now time.Time) knownFlow {
-	k := knownFlow{orig: f.Orig, reply: f.Reply, zone: f.Zone, learned: now.UnixNano()}
+	k := knownFlow{orig: f.Orig, reply: f.Reply, zone: f.Zone, until: now.Add(f.Remaining).UnixNano()}
 	if !f.Start.IsZero() {
 		k.start = f.Start.UnixNano()
 	}
@@ -71,20 +71,14 @@ func (k *known) swept(streams []knownFlow, leftOut int) { k.streams, k.leftOut =
 // size is how many flows are known.
 func (k *known) size() int { return len(k.streams) + len(k.young) }
 
-// condemn removes and returns the flows that are stale by p.
+// condemn removes and returns the flows that are stale by p. Those that can have
+// expired since they were seen are left to the sweep: their tuples may be in use
+// again.
 func (k *known) condemn(p *Policy, now time.Time) []Finding {
-	// A young flow that no sweep has found to last ends with the timeout of
-	// those that had no reply.
-	over := now.Add(-p.facts.Timeouts.Unreplied).UnixNano()
-	for i, e := range k.young {
-		if e.learned < over {
-			k.young[i] = knownFlow{}
-		}
-	}
 	var stale []Finding
 	for _, half := range [][]knownFlow{k.streams, k.young} {
 		for i, e := range half {
-			if e.learned == 0 {
+			if e.until < now.UnixNano() {
 				continue
 			}
 			f := e.flow()
