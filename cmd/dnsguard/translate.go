@@ -59,7 +59,6 @@ func (d *daemon) resolverSettings(cfg *config.Config) (resolver.Settings, error)
 		return resolver.Settings{}, fmt.Errorf("search: %w", err)
 	}
 	d.warnOfNodeDomains(cfg, nodeResolvConf)
-	d.warnOfNodeDomains(cfg, nodeResolvConf)
 	walks := &resolver.Search{Policy: policy, Collapse: cfg.Search.Collapse, Client: d.searchList}
 	for _, t := range cfg.Search.Types {
 		walks.Types = append(walks.Types, uint16(t))
