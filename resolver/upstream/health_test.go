@@ -163,7 +163,11 @@ func TestInternalNames(t *testing.T) {
 					time.Sleep(2 * time.Second)
 				}
 				wg.Wait()
-				t.Logf("%d answered, %d denied, health %v", answered, denied, health())
+				first, second := n.count(addr(1), "udp"), n.count(addr(2), "udp")
+				t.Logf("%d answered, %d denied, %d and %d sent, health %v", answered, denied, first, second, health())
+				if asked := 301; first > asked*11/10+allowance+reserve || second > asked*11/10 {
+					t.Errorf("%d and %d sent for %d questions", first, second, asked)
+				}
 				if denied > 0 {
 					t.Errorf("%d of 100 internal names denied", denied)
 				}

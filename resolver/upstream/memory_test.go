@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -28,15 +29,26 @@ func TestMemoryInFlight(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc, m.StackInuse
 	}
-	const questions = 5000
+	questions := 5000
+	if raced {
+		questions = 200
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var asked sync.WaitGroup
+	var ended atomic.Int64
 	ask := func(from, to int) {
 		for i := from; i < to; i++ {
-			asked.Go(func() { _, _ = f.Exchange(ctx, query(fmt.Sprintf("n%d.example.", i))) })
+			asked.Go(func() {
+				_, _ = f.Exchange(ctx, query(fmt.Sprintf("n%d.example.", i)))
+				ended.Add(1)
+			})
 		}
+		ticker := time.NewTicker(10 * time.Millisecond)
+		defer ticker.Stop()
 		for f.Stats().Paths[UDP].InFlight < to {
-			time.Sleep(time.Millisecond)
+			if <-ticker.C; ended.Load() > 0 {
+				t.Fatalf("%d questions ended before all were asked", ended.Load())
+			}
 		}
 	}
 	ask(0, 100) // sockets, batches
@@ -45,7 +57,7 @@ func TestMemoryInFlight(t *testing.T) {
 	heap2, stacks2 := memory()
 	cancel()
 	asked.Wait()
-	perHeap, perStack := (heap2-heap)/questions, (stacks2-stacks)/questions
+	perHeap, perStack := (heap2-heap)/uint64(questions), (stacks2-stacks)/uint64(questions)
 	if limit := uint64(2500); perHeap > limit && !raced {
 		t.Errorf("%d octets of heap a question in flight, want %d at most", perHeap, limit)
 	}
