@@ -22,9 +22,10 @@ import (
 // socket to socket: on a veth all of it runs in the sender's thread, which
 // receives as well, and whose processor time is reported. Variants take turns
 // in short rounds, and their quiet moments are compared: the machine is never the
-// same twice. There are two yardsticks: the address on the loopback device,
-// without anything, as on a machine that is nobody's node; and the same with
-// connection tracking, as clients have it on kube-proxy's path.
+// same twice. The yardsticks have the address on the loopback device:
+// without anything, as on a machine that is nobody's node; with connection
+// tracking, as clients have it on kube-proxy's path; and with NOTRACK, as
+// NodeLocal DNSCache does it.
 // Run with -benchtime 100x or more.
 func BenchmarkRules(b *testing.B) {
 	const batches, size = 16, 50 // that fit into a receive buffer
@@ -59,23 +60,33 @@ func BenchmarkRules(b *testing.B) {
 			least.chains[i].rules = []rule{{isPort{field: sport, port: dnsPort}, notrack{}}}
 		}
 	}
-	nothing := table{name: tableName(0)}
-	tracking := table{name: tableName(0), chains: []chain{{
-		name: "prerouting", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, "prerouting", priorityRaw},
-		rules: []rule{{isReplyInZone{1}}},
-	}}}
+	nothing, tracked, nodeLocal := table{name: tableName(0)}, table{name: tableName(0)}, table{name: tableName(0)}
+	nodeLocal.chains = least.chains // no tracking (and a mark that nobody minds)
+	// What the fallback of link-local addresses adds, which acts on none of this.
+	withFallback := rs.process(false)
+	for _, c := range fallbackChains(b) {
+		if c.hook != nil {
+			c.name = "fallback-" + c.name
+		}
+		withFallback.chains = append(withFallback.chains, c)
+	}
 	variants := []struct {
 		name    string
 		table   *table
 		address bool // on the loopback device
 	}{
 		{"nothing", &nothing, true},
-		{"tracking", &tracking, true},
+		{"tracked", &tracked, true},
+		{"as NodeLocal", &nodeLocal, true},
 		{"least", &least, false},
 		{"all rules", &all, false},
 		{"with bypass", &withBypass, false},
+		{"with fallback", &withFallback, false},
 		{"before 5.7", &beforeCounts, false},
 		{"no answer renews", without(updates(setName(setAlive, 0))), false},
+	}
+	for _, v := range variants[1:] { // as on a node, connection tracking is on
+		v.table.chains = append(slices.Clip(v.table.chains), accountingTable(0, false).chains...)
 	}
 
 	l := labtest.New(b)
@@ -129,6 +140,19 @@ func BenchmarkRules(b *testing.B) {
 		b.ReportMetric(query, unit+"-ns/query")
 		b.ReportMetric(answer, unit+"-ns/answer")
 	}
+}
+
+func fallbackChains(b *testing.B) []chain {
+	b.Helper()
+	rs, err := NewRuleSet(withProbe(testConfig()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	t, ok := rs.fallback()
+	if !ok {
+		b.Fatal("no fallback")
+	}
+	return t.chains
 }
 
 // ends are the two sockets of a path.
@@ -237,7 +261,10 @@ func BenchmarkStatements(b *testing.B) {
 		{"bypass-miss", rule{inSet{0, client, setName(setBypass, 0)}, back()}},
 		{"exclude-miss", rule{inSet{0, client[:1], setName(setExclude, 0)}, back()}},
 		{"socket", rule{hasSocket{}}},
-		{"count-taken", rule{updateSet{fam: 0, fields: client, set: setName(setTaken, 0), count: true}}},
+		{"put-taken", rule{updateSet{fam: 0, fields: client, set: setName(setTaken, 0), count: true}}},
+		{"look-taken-up", rule{inSet{0, client, setName(setTaken, 0)}}}, // counts it
+		{"unlucky", rule{unlucky{renewOneIn}}},
+		{"leaves-node", rule{leavesNode{}}},
 		{"renew-alive", rule{updateSet{fam: 0, fields: to, set: setName(setAlive, 0), timeout: time.Minute}}},
 		{"set-mark", rule{setMark{rs.cfg.taken()}}},
 	}

@@ -281,10 +281,11 @@ func (rs RuleSet) fallback() (t table, ok bool) {
 		for _, p := range protos() {
 			forth.rules = append(forth.rules, rule{isAddr{daddr, a.Addr()}, isProto{p}, setZone{rs.cfg.Zone}, setAddr{daddr, vip}, done()})
 		}
-		backward.rules = append(backward.rules, rule{isAddr{saddr, vip}, isPort{field: sport, port: dnsPort}, setAddr{saddr, a.Addr()}})
+		backward.rules = append(backward.rules, rule{isAddr{saddr, vip}, setAddr{saddr, a.Addr()}})
 	}
 	toRewrite := []rule{{isPort{field: dport, port: dnsPort}, isMark{rs.cfg.taken(), 0}, jump("rewrite")}}
-	toRestore := []rule{{isReplyInZone{rs.cfg.Zone}, jump("restore")}}
+	// The port costs less than the flow, and lets most packets go.
+	toRestore := []rule{{isPort{field: sport, port: dnsPort}, isReplyInZone{rs.cfg.Zone}, jump("restore")}}
 	t.chains = []chain{
 		forth, backward,
 		{name: "prerouting", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, "prerouting", priorityFallback}, rules: toRewrite},
