@@ -1,0 +1,81 @@
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/dnsguard/dnsguard/internal/config"
+)
+
+// TestGuide: what docs/OPERATIONS.md tells operators to write is what the programs
+// read, and what it points to is there.
+func TestGuide(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join("..", "docs", "OPERATIONS.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	guide := string(data)
+
+	settings := regexp.MustCompile("`((?:upstreams|cache|limits|guard|intercept|kubernetes|timeouts|search): [{\\[][^`]*)`").FindAllStringSubmatch(guide, -1)
+	if len(settings) < 4 {
+		t.Errorf("%d settings", len(settings))
+	}
+	for _, m := range settings {
+		if _, err := config.Parse("guide", []byte(m[1]), nil); err != nil {
+			t.Errorf("%s: %v", m[1], err)
+		}
+	}
+
+	policies, patches := 0, 0
+	for _, m := range regexp.MustCompile("(?s)```yaml\n(egress:.*?)```").FindAllStringSubmatch(guide, -1) {
+		var spec networkingv1.NetworkPolicySpec
+		if err := yaml.UnmarshalStrict([]byte(m[1]), &spec); err != nil || len(spec.Egress) == 0 {
+			t.Errorf("%v\n%s", err, m[1])
+		}
+		policies++
+	}
+	for _, m := range regexp.MustCompile(`patch ds [^\n]* -p '([^']*)'`).FindAllStringSubmatch(guide, -1) {
+		var ds appsv1.DaemonSet
+		if err := yaml.UnmarshalStrict([]byte(m[1]), &ds); err != nil || ds.Spec.Template.Spec.Affinity == nil {
+			t.Errorf("%v\n%s", err, m[1])
+		}
+		patches++
+	}
+	if policies == 0 || patches == 0 {
+		t.Errorf("%d policies, %d patches", policies, patches)
+	}
+
+	for _, path := range regexp.MustCompile(`(?:deploy|scripts)/[a-zA-Z0-9_./-]+`).FindAllString(guide, -1) {
+		path = strings.TrimSuffix(strings.ReplaceAll(path, "overlays/NAME", "overlays"), ".")
+		if _, err := os.Stat(filepath.Join("..", path)); err != nil {
+			t.Error(err)
+		}
+	}
+	// Links within the page lead somewhere.
+	headings := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(guide, -1) {
+		slug := strings.ReplaceAll(strings.ToLower(m[1]), " ", "-")
+		headings[regexp.MustCompile(`[^a-z0-9_-]`).ReplaceAllString(slug, "")] = true
+	}
+	for _, m := range regexp.MustCompile(`\]\(#([^)]*)\)`).FindAllStringSubmatch(guide, -1) {
+		if !headings[m[1]] {
+			t.Errorf("a link to #%s, which is not there", m[1])
+		}
+	}
+	overlays, err := os.ReadDir("overlays")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range overlays {
+		if !strings.Contains(guide, "\n| `"+o.Name()+"` |") {
+			t.Errorf("the overlay %s is not in the table", o.Name())
+		}
+	}
+}
