@@ -11,9 +11,10 @@ import (
 const (
 	// maxConfirmations is how many questions a confirmation is made of.
 	maxConfirmations = 3
-	// A confirmation waits for three round trips, but within these bounds. A
-	// server that answers nothing for silence and this, not even what it has
-	// in its cache, is as good as dead to clients that wait for 1.5 s.
+	// A confirmation waits for three round trips, but within these bounds, and
+	// for the longest where none is known. A server that answers nothing for
+	// silence and this, not even what it has in its cache, is as good as dead
+	// to clients that wait for 1.5 s.
 	minConfirm = 500 * time.Millisecond
 	maxConfirm = time.Second
 	// confirmAnyway is how long after a confirmation the next is free to put
@@ -46,26 +47,30 @@ func (s *server) remember(x *exchange) {
 
 // startConfirmation finds out whether a path that is in doubt works; the caller
 // holds mu. broken tells that the doubt is whether its answers are of use, and
-// not whether there are any.
-func (s *server) startConfirmation(r *route, t Transport, broken bool) {
+// not whether there are any. It takes no longer than most.
+func (s *server) startConfirmation(r *route, t Transport, broken bool, most time.Duration) {
 	p := &s.paths[t]
 	if p.confirming || s.f.closed.Load() {
 		return
 	}
 	p.confirming = true
 	s.f.running.Add(1)
-	go s.confirm(r, t, broken)
+	go s.confirm(r, t, broken, most)
 }
 
 // confirm asks what is known to be answerable, and declares the path down if
 // that is not answered. What speaks against a path is questions unanswered, and
 // those may be the questions' own fault: names whose servers are dead.
-func (s *server) confirm(r *route, t Transport, broken bool) {
+func (s *server) confirm(r *route, t Transport, broken bool, most time.Duration) {
 	defer s.f.running.Done()
 	start := s.f.now()
 	questions := s.confirmable(t, broken)
 	s.mu.Lock()
-	wait := min(max(3*s.paths[t].srtt, minConfirm), maxConfirm)
+	wait := maxConfirm
+	if srtt := s.paths[t].srtt; srtt > 0 {
+		wait = max(3*srtt, minConfirm)
+	}
+	wait = min(wait, maxConfirm, most)
 	anyway := start-s.paths[t].confirmed >= confirmAnyway
 	p := &s.paths[t]
 	pace := max(p.hedgeDelay(), min(p.srtt+4*p.rttvar, wait/2), wait/5)

@@ -97,10 +97,12 @@ func (s *server) verify(x *exchange, a *attempt) {
 	case a.cut:
 		known = true
 	}
-	if known {
+	// In time for the exchange to draw the conclusion, or not for its sake.
+	most := x.deadline - x.f.now() - grace
+	if known || most < minConfirm {
 		return
 	}
-	s.startConfirmation(x.route, a.tr, a.failure)
+	s.startConfirmation(x.route, a.tr, !a.waiting && a.failure, most)
 	if p.confirming {
 		p.awaiting = append(p.awaiting, x)
 		a.awaited = true

@@ -85,7 +85,7 @@ func (s *server) strike(x *exchange, t Transport, broken bool) {
 		l = &p.broken
 	}
 	if !p.down.Load() && l.add(x.hash, x.start) {
-		s.startConfirmation(x.route, t, broken)
+		s.startConfirmation(x.route, t, broken, maxConfirm)
 	}
 }
 
