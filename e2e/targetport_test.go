@@ -16,8 +16,8 @@ import (
 
 // setTargetPort changes where kube-dns's ports lead to.
 func setTargetPort(ctx context.Context, c *kubelab.Cluster, port int) error {
-	patch := fmt.Sprintf(`{"spec": {"ports": [{"name": "dns", "port": 53, "protocol": "UDP", "targetPort": %[1]d}, {"name": "dns-tcp", "port": 53, "protocol": "TCP", "targetPort": %[1]d}]}}`, port)
-	_, err := c.Core.Services("kube-system").Patch(ctx, "kube-dns", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+	patch := fmt.Sprintf(`[{"op": "replace", "path": "/spec/ports/0/targetPort", "value": %[1]d}, {"op": "replace", "path": "/spec/ports/1/targetPort", "value": %[1]d}]`, port)
+	_, err := c.Core.Services("kube-system").Patch(ctx, "kube-dns", types.JSONPatchType, []byte(patch), metav1.PatchOptions{})
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,8 +84,8 @@ type world struct {
 	dns    []*kubelab.Pod
 	client *kubelab.Pod
 	number int
-	made   *int // CoreDNS pods ever
-	port   int  // that they listen on
+	made   *atomic.Int32 // CoreDNS pods ever
+	port   int           // that they listen on
 }
 
 var worlds int
@@ -98,7 +99,7 @@ func newWorld(t *testing.T, mode string) *world {
 // newWorldAt builds one whose CoreDNS pods listen on another port.
 func newWorldAt(t *testing.T, mode string, port int) *world {
 	t.Helper()
-	w := &world{Cluster: cluster(t), t: t, number: worlds, made: new(int), port: port}
+	w := &world{Cluster: cluster(t), t: t, number: worlds, made: new(atomic.Int32), port: port}
 	worlds++
 	begin := time.Now()
 	ctx := w.soon()
@@ -114,7 +115,7 @@ func newWorldAt(t *testing.T, mode string, port int) *world {
 		w.dns[i], err = w.nodes[i].AddCoreDNS(ctx, fmt.Sprintf("coredns-%d-%d", w.number, i), port)
 		return err
 	})
-	*w.made = len(w.dns)
+	w.made.Store(int32(len(w.dns)))
 	w.client = w.addPod(w.nodes[0], "client")
 	w.awaitServing(w.dns...)
 	t.Logf("two nodes with kube-proxy (%s) and CoreDNS: %v", mode, time.Since(begin).Round(100*time.Millisecond))
@@ -197,8 +198,7 @@ func (w *world) addPod(n *kubelab.Node, name string) *kubelab.Pod {
 // addDNS adds a CoreDNS pod on a node.
 func (w *world) addDNS(n *kubelab.Node) *kubelab.Pod {
 	w.t.Helper()
-	*w.made++
-	p, err := n.AddCoreDNS(w.soon(), fmt.Sprintf("coredns-%d-%d", w.number, *w.made), w.port)
+	p, err := n.AddCoreDNS(w.soon(), fmt.Sprintf("coredns-%d-%d", w.number, w.made.Add(1)), w.port)
 	w.must(err)
 	return p
 }

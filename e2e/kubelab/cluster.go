@@ -49,7 +49,7 @@ type Cluster struct {
 	Core      coreclient.CoreV1Interface
 	Discovery discoveryclient.DiscoveryV1Interface
 	Admin     *rest.Config
-	World     *lab.DNSServer // DNS outside of the cluster: lab.ExternalZone
+	World     *lab.DNSServer // DNS outside of the cluster: lab.ExternalZone, and nothing else exists
 
 	components *Components
 	authority  *authority
@@ -88,16 +88,6 @@ func Start(ctx context.Context, components *Components) (c *Cluster, err error) 
 	if err = c.StartAPI(ctx); err != nil {
 		return c, err
 	}
-	config, err := c.authority.kubeconfig("https://"+apiServer, "controllers", masters)
-	if err != nil {
-		return c, err
-	}
-	if c.manager, err = start(c.control, "kube-controller-manager", components.path("kube-controller-manager"), []string{
-		"--kubeconfig=/run/kubeconfig", "--controllers=endpointslice-controller", "--leader-elect=false",
-		"--authentication-skip-lookup=true", "--bind-address=127.0.0.1",
-	}, map[string][]byte{"kubeconfig": config}); err != nil {
-		return c, err
-	}
 	return c, c.objects(ctx)
 }
 
@@ -119,7 +109,11 @@ func (c *Cluster) connect(ctx context.Context) error {
 	if err := plug(c.wire, "internet", wireAddr, c.internet, []netip.Addr{worldDNS.Addr()}); err != nil {
 		return err
 	}
-	c.World, err = lab.NewDNSServer(ctx, c.internet, []*lab.Zone{lab.ExternalZone()}, worldDNS)
+	root, err := lab.ParseZone(".", "$TTL 60\n@ SOA ns.invalid. nobody.invalid. 1 7200 1800 86400 60\n")
+	if err != nil {
+		return err
+	}
+	c.World, err = lab.NewDNSServer(ctx, c.internet, []*lab.Zone{lab.ExternalZone(), root}, worldDNS)
 	return err
 }
 
@@ -169,9 +163,24 @@ func (c *Cluster) credentials() error {
 	return err
 }
 
-// StartAPI starts the API server, which must not be running, and waits until it
-// is ready.
+// StartAPI starts the API server, which must not be running, waits until it is
+// ready, and starts the controllers.
 func (c *Cluster) StartAPI(ctx context.Context) error {
+	if err := c.startServer(ctx); err != nil {
+		return err
+	}
+	config, err := c.authority.kubeconfig("https://"+apiServer, "controllers", masters)
+	if err != nil {
+		return err
+	}
+	c.manager, err = start(c.control, "kube-controller-manager", c.components.path("kube-controller-manager"), []string{
+		"--kubeconfig=/run/kubeconfig", "--controllers=endpointslice-controller", "--leader-elect=false",
+		"--authentication-skip-lookup=true", "--bind-address=127.0.0.1",
+	}, map[string][]byte{"kubeconfig": config})
+	return err
+}
+
+func (c *Cluster) startServer(ctx context.Context) error {
 	var err error
 	c.api, err = start(c.control, "kube-apiserver", c.components.path("kube-apiserver"), []string{
 		"--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443", "--advertise-address=172.30.0.2",
@@ -212,8 +221,12 @@ func (c *Cluster) StartAPI(ctx context.Context) error {
 	})
 }
 
-// KillAPI ends the API server at once. What it stored stays.
-func (c *Cluster) KillAPI() { c.api.Kill() }
+// KillAPI ends the API server at once, and the controllers, which would end
+// themselves when they lose their lease. What the server stored stays.
+func (c *Cluster) KillAPI() {
+	c.manager.Kill()
+	c.api.Kill()
+}
 
 // APIRunning tells whether the API server has not ended.
 func (c *Cluster) APIRunning() bool { return c.api.Running() == nil }
