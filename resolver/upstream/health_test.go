@@ -119,20 +119,23 @@ func denying(q *fakeQuery) { q.reply(ms, q.rcode(dns.RcodeNameError)) }
 // internal server before it is alive.
 func TestInternalNames(t *testing.T) {
 	const internal = "db.corp.example."
-	dice := rand.New(rand.NewPCG(7, 8))
 	only := func(script func(*fakeQuery)) func(*fakeQuery) { // beside names that are dead
 		return except(script, deadNames...)
 	}
-	hiccup := func(q *fakeQuery) { // one question in ten is refused, the next is not
-		if dice.IntN(10) == 0 {
-			refusing(q)
-			return
+	every := func(nth int, odd, script func(*fakeQuery)) func(*fakeQuery) {
+		n := 0
+		return func(q *fakeQuery) {
+			if n++; n%nth == 0 {
+				odd(q)
+				return
+			}
+			script(q)
 		}
-		healthy(ms)(q)
 	}
+	failing := every(2, answering(dns.RcodeServerFailure), healthy(ms))
 	broken := func(q *fakeQuery) { // the zone's data is not there for the moment
-		if q.Question[0].Name == internal && dice.IntN(2) == 0 {
-			q.reply(0, q.rcode(dns.RcodeServerFailure))
+		if q.Question[0].Name == internal {
+			failing(q)
 			return
 		}
 		healthy(ms)(q)
@@ -142,14 +145,14 @@ func TestInternalNames(t *testing.T) {
 		answered int // of a hundred, at least
 		budget   Budget
 	}{
-		"two dead names":                 {internal: only(healthy(ms)), answered: 100},
-		"two dead names, slow":           {internal: only(healthy(300 * ms)), answered: 100},
-		"slower than the retry":          {internal: only(healthy(900 * ms)), answered: 100},
-		"slow at first":                  {internal: slowAtFirst(900 * ms), answered: 100},
-		"slower than a confirmation":     {internal: only(healthy(1200 * ms)), answered: 0},
-		"a third of all packets dropped": {internal: only(dropping(dice, 33, healthy(ms))), answered: 60},
-		"refused now and then":           {internal: only(hiccup), answered: 95},
-		"errors now and then":            {internal: only(broken), answered: 25},
+		"two dead names":              {internal: only(healthy(ms)), answered: 100},
+		"two dead names, slow":        {internal: only(healthy(300 * ms)), answered: 100},
+		"slower than the retry":       {internal: only(healthy(900 * ms)), answered: 100},
+		"slow at first":               {internal: slowAtFirst(900 * ms), answered: 100},
+		"slower than a confirmation":  {internal: only(healthy(1200 * ms)), answered: 0},
+		"one packet in three dropped": {internal: only(every(3, blackHole, healthy(ms))), answered: 50},
+		"refused now and then":        {internal: only(every(10, refusing, healthy(ms))), answered: 95},
+		"errors now and then":         {internal: only(broken), answered: 25},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
