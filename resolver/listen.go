@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -159,7 +160,7 @@ func (o *ListenOptions) setOptions(fd int, network, address string) error {
 		return fmt.Errorf("set SO_REUSEPORT: %w", err)
 	}
 	if network[:3] != "udp" {
-		return nil
+		return limitConns(fd)
 	}
 	if o.ReceiveBuffer > 0 {
 		// The kernel doubles the value for its own overhead (socket(7)).
@@ -188,6 +189,38 @@ func (o *ListenOptions) setOptions(fd int, network, address string) error {
 		if err := unix.SetsockoptInt(fd, level, info, 1); err != nil {
 			return fmt.Errorf("set IP_PKTINFO: %w", err)
 		}
+	}
+	return nil
+}
+
+// What the kernel keeps for a TCP connection, in octets of its memory. By itself
+// it would give a client that reads or asks fast up to 4 and 6 MiB
+// (net.ipv4.tcp_wmem, tcp_rmem), which count against the memory limit of the
+// process, and keep them when the client then stops: a thousand connections that
+// take nothing would have it killed. 8 KiB hold a window of a hundred queries, 16 KiB
+// a dozen full answers; what is larger goes in pieces.
+const (
+	connReceiveBuffer = 8 << 10
+	connSendBuffer    = 16 << 10
+)
+
+// connPatience is how long the kernel waits for a client that acknowledges
+// nothing, or takes nothing, also after the connection has been closed here: it
+// keeps what was written for minutes otherwise, and nobody counts it.
+const connPatience = 5 * time.Second
+
+// limitConns bounds what the kernel keeps for the connections of a listener, which
+// inherit it.
+func limitConns(fd int) error {
+	// The kernel doubles the values for its own overhead (socket(7)).
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, connReceiveBuffer/2); err != nil {
+		return fmt.Errorf("set SO_RCVBUF: %w", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, connSendBuffer/2); err != nil {
+		return fmt.Errorf("set SO_SNDBUF: %w", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(connPatience.Milliseconds())); err != nil {
+		return fmt.Errorf("set TCP_USER_TIMEOUT: %w", err)
 	}
 	return nil
 }

@@ -61,6 +61,18 @@ func TestListenOptions(t *testing.T) {
 				if got := option(t, l, unix.SOL_SOCKET, unix.SO_REUSEPORT); got != 1 {
 					t.Error("TCP: the address is not shared")
 				}
+				dial(t, "tcp", ep.Addr)
+				c, err := l.AcceptTCP()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				if r, s := option(t, c, unix.SOL_SOCKET, unix.SO_RCVBUF), option(t, c, unix.SOL_SOCKET, unix.SO_SNDBUF); r != connReceiveBuffer || s != connSendBuffer {
+					t.Errorf("TCP: buffers of %d and %d octets, want %d and %d", r, s, connReceiveBuffer, connSendBuffer)
+				}
+				if got := option(t, c, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT); got != int(connPatience.Milliseconds()) {
+					t.Errorf("TCP: the kernel waits for %d ms, want %v", got, connPatience)
+				}
 			}
 		})
 	}

@@ -26,6 +26,10 @@ const (
 	// receiveBuffer, per UDP socket: the default of 208 KiB holds some 250
 	// small answers, fewer than a burst of questions can have at a time.
 	receiveBuffer = 1 << 20
+	// streamBuffer, per TCP connection: by itself the kernel keeps up to 6 MiB
+	// for each (net.ipv4.tcp_rmem), where answers come faster than they are
+	// read, and it counts against the memory limit of the process.
+	streamBuffer = 128 << 10
 )
 
 // dialer makes the sockets of production.
@@ -33,7 +37,12 @@ type dialer struct{ net.Dialer }
 
 func (d *dialer) dial(ctx context.Context, network string, server netip.AddrPort) (net.Conn, error) {
 	if network == "tcp" {
-		return d.DialTCP(ctx, network, netip.AddrPort{}, server)
+		c, err := d.DialTCP(ctx, network, netip.AddrPort{}, server)
+		if err != nil {
+			return nil, err
+		}
+		_ = c.SetReadBuffer(streamBuffer) // else the kernel keeps more
+		return c, nil
 	}
 	c, err := d.DialUDP(ctx, network, netip.AddrPort{}, server)
 	if err != nil {
