@@ -119,6 +119,7 @@ func (u *udpReader) serve() {
 	src := source{transport: UDP, replier: u}
 	out := 0
 	for i := range u.received {
+		u.beat.step()
 		msg, cut := u.in.datagram(i)
 		u.clients.count(u.r.hashPeer(&u.in.names[i]))
 		src.peer = u.in.peer(i)

@@ -9,15 +9,21 @@ import (
 // heartbeat tells a goroutine that works from one that waits for the kernel,
 // which may take for ever.
 type heartbeat struct {
-	since atomic.Int64 // when the work began, as the cache counts time; 0: waiting
+	since atomic.Int64  // when the work began, as the cache counts time; 0: waiting
+	steps atomic.Uint64 // of the work, all together
 
-	// Of CloseStuck: the work that it saw last, and in how many calls.
-	seen  int64
-	calls int
+	// Of CloseStuck: the step that it saw last, since when, and in how many calls.
+	seen      int64
+	seenSteps uint64
+	seenAt    time.Duration
+	calls     int
 }
 
 // begin says that work begins at now.
 func (h *heartbeat) begin(now time.Duration) { h.since.Store(max(1, int64(now))) }
+
+// step says that the work gets on. One goroutine calls it.
+func (h *heartbeat) step() { h.steps.Store(h.steps.Load() + 1) }
 
 // end says that it has ended.
 func (h *heartbeat) end() { h.since.Store(0) }
@@ -28,36 +34,59 @@ func (h *heartbeat) end() { h.since.Store(0) }
 // elsewhere at the next call.
 const stuckCalls = 3
 
-// stuck reports whether the goroutine has been at one piece of work for longer
+// stuck reports whether the goroutine has been at one step of its work for longer
 // than limit, and in several calls that counted.
 func (h *heartbeat) stuck(now, limit time.Duration, counts bool) bool {
-	since := h.since.Load()
-	if since != h.seen {
-		h.seen, h.calls = since, 0
+	since, steps := h.since.Load(), h.steps.Load()
+	switch {
+	case since != h.seen: // new work: it began when it says
+		h.seenAt, h.calls = time.Duration(since), 0
+	case steps != h.seenSteps: // it gets on, slowly
+		h.seenAt, h.calls = now, 0
 	}
+	h.seen, h.seenSteps = since, steps
 	if counts {
 		h.calls++
 	}
-	return since != 0 && now-time.Duration(since) > limit && h.calls >= stuckCalls
+	return since != 0 && now-h.seenAt > limit && h.calls >= stuckCalls
 }
 
 // canary tells a process that has more to do than it gets CPU for. There a
 // goroutine that was preempted in the middle of its work waits behind hundreds
 // of others: it does not stand still, it stands in line.
-type canary struct{ flying atomic.Bool }
+type canary struct {
+	flying atomic.Bool
+	seed   atomic.Pointer[[64]byte]
+}
 
 // landed sends out a goroutine that goes to the end of the line, and reports
 // whether the one before has come through: then so has everyone who stood in
-// line when that one came.
-func (c *canary) landed() bool {
+// line when that one came. There are other lines than the scheduler's: work goes
+// through those of the locks that the readers take, and the canary takes memory,
+// for which a process that has none left makes everyone collect garbage.
+func (c *canary) landed(work func()) bool {
 	if c.flying.Swap(true) {
 		return false
 	}
-	go func() { // ends by itself, with nothing to wait for
+	go func() { // ends once everybody gets on
 		runtime.Gosched()
+		c.seed.Store(new([64]byte))
+		work()
 		c.flying.Store(false)
 	}()
 	return true
+}
+
+// standInLine waits for the locks that readers and acceptors wait for. Whoever
+// stands still with one of them stops them all: closing one socket would help
+// nobody.
+func (r *Resolver) standInLine() {
+	r.flights.mu.Lock()
+	_ = r.flights.waiters
+	r.flights.mu.Unlock()
+	r.conns.mu.Lock()
+	_ = r.conns.hurried
+	r.conns.mu.Unlock()
 }
 
 // CloseStuck closes the socket of every reader and acceptor that has been at
@@ -71,7 +100,7 @@ func (r *Resolver) CloseStuck(limit time.Duration) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now, n := r.cache.Now(), 0
-	counts := r.canary.landed()
+	counts := r.canary.landed(r.standInLine)
 	for _, svc := range r.serving {
 		for _, u := range svc.readers {
 			if u.beat.stuck(now, limit, counts) && !u.stuck.Swap(true) {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -81,17 +82,20 @@ func TestStoppedProcess(t *testing.T) {
 	for name, tt := range map[string]struct {
 		// began is when the work began that call i, at i*interval, sees.
 		began  func(i int) time.Duration
-		starts int // the first call that counts
-		stuck  int // the first call that finds it stuck; 0: none
+		steps  func(i int) uint64 // of the work; nil: none
+		starts int                // the first call that counts
+		stuck  int                // the first call that finds it stuck; 0: none
 	}{
-		"idle":                   {began: func(int) time.Duration { return 0 }},
-		"at work, always anew":   {began: func(i int) time.Duration { return time.Duration(i)*interval - time.Millisecond }},
-		"stands still":           {began: func(int) time.Duration { return time.Millisecond }, stuck: 5},
-		"stopped, then at work":  {began: func(i int) time.Duration { return time.Duration(max(1, (i-40)*int(interval))) }},
-		"stopped, stands still":  {began: func(i int) time.Duration { return time.Millisecond }, stuck: 41 + stuckCalls - 1},
-		"stopped, then it waits": {began: func(i int) time.Duration { return time.Duration(max(0, 42-i)) }},
-		"starved":                {began: func(int) time.Duration { return time.Millisecond }, starts: 100},
-		"starved, stands still":  {began: func(int) time.Duration { return time.Millisecond }, starts: 10, stuck: 10 + stuckCalls - 1},
+		"idle":                       {began: func(int) time.Duration { return 0 }},
+		"at work, always anew":       {began: func(i int) time.Duration { return time.Duration(i)*interval - time.Millisecond }},
+		"stands still":               {began: func(int) time.Duration { return time.Millisecond }, stuck: 5},
+		"gets on slowly":             {began: func(int) time.Duration { return time.Millisecond }, steps: func(i int) uint64 { return uint64(i / 3) }},
+		"gets on, then stands still": {began: func(int) time.Duration { return time.Millisecond }, steps: func(i int) uint64 { return uint64(min(i, 8)) }, stuck: 13},
+		"stopped, then at work":      {began: func(i int) time.Duration { return time.Duration(max(1, (i-40)*int(interval))) }},
+		"stopped, stands still":      {began: func(i int) time.Duration { return time.Millisecond }, stuck: 41 + stuckCalls - 1},
+		"stopped, then it waits":     {began: func(i int) time.Duration { return time.Duration(max(0, 42-i)) }},
+		"starved":                    {began: func(int) time.Duration { return time.Millisecond }, starts: 100},
+		"starved, stands still":      {began: func(int) time.Duration { return time.Millisecond }, starts: 10, stuck: 10 + stuckCalls - 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var h heartbeat
@@ -102,6 +106,9 @@ func TestStoppedProcess(t *testing.T) {
 			got := 0
 			for i := first; i < first+20 && got == 0; i++ {
 				h.since.Store(int64(tt.began(i)))
+				if tt.steps != nil {
+					h.steps.Store(tt.steps(i))
+				}
 				if h.stuck(time.Duration(i)*interval, limit, i >= tt.starts) {
 					got = i
 				}
@@ -113,21 +120,33 @@ func TestStoppedProcess(t *testing.T) {
 	}
 }
 
-// TestCanary: while one is under way, no other is sent.
+// TestCanary: while one is under way, no other is sent; and it is until all locks
+// that readers wait for have been its, too.
 func TestCanary(t *testing.T) {
 	var c canary
 	c.flying.Store(true)
 	for range 2 {
-		if c.landed() {
+		if c.landed(func() {}) {
 			t.Error("landed although it is under way")
 		}
 	}
 	c.flying.Store(false)
-	if !c.landed() {
-		t.Error("none was under way, and it has not landed")
-	}
-	for !c.landed() {
-		runtime.Gosched()
+	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
+	for name, mu := range map[string]*sync.Mutex{"flights": &r.flights.mu, "conns": &r.conns.mu} {
+		mu.Lock()
+		if !c.landed(r.standInLine) {
+			t.Error("none was under way, and it has not landed")
+		}
+		for range 1000 {
+			runtime.Gosched()
+		}
+		if c.landed(r.standInLine) {
+			t.Errorf("landed although %s is locked", name)
+		}
+		mu.Unlock()
+		for c.flying.Load() {
+			runtime.Gosched()
+		}
 	}
 }
 
