@@ -29,8 +29,10 @@ func (d *daemon) handler(private bool) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", d.healthz)
 	mux.HandleFunc("GET /readyz", d.readyz)
+	// What is logged for each page is up to whoever can connect: clients that go
+	// while they are written to. An error of ours is the page, and counted.
 	mux.Handle("GET /metrics", promhttp.HandlerFor(d.registry, promhttp.HandlerOpts{
-		Registry: d.registry, MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn),
+		Registry: d.registry, MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
 	}))
 	guard := loopbackOnly
 	if private {
@@ -113,10 +115,14 @@ func listenHTTP(ctx context.Context, addr string, share bool) (net.Listener, err
 	if addr == "" {
 		return nil, nil
 	}
-	var lc net.ListenConfig
-	if share {
-		lc.Control = reusePort
-	}
+	lc := net.ListenConfig{Control: func(network, address string, c syscall.RawConn) error {
+		if share {
+			if err := reusePort(network, address, c); err != nil {
+				return err
+			}
+		}
+		return requestsLess(c)
+	}}
 	l, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("http: %w; choose another address with http (--http=ADDRESS:PORT, empty for none)", err)

@@ -2,12 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -18,9 +22,12 @@ const (
 	// pageTimeout bounds the writing of a page to a client that does not read.
 	pageTimeout = 30 * time.Second
 
-	// pageBuffer is the room in the kernel for what a connection has to read or
-	// to write: more than /metrics has is not waiting anyway.
-	pageBuffer = 128 << 10
+	// pageBuffer is the room in the kernel for what a connection has to write:
+	// more than /metrics has is not waiting anyway.
+	pageBuffer = 64 << 10
+	// requestBuffer is that for requests: who sends many before they are
+	// answered waits in its own kernel, not in ours.
+	requestBuffer = 4 << 10
 )
 
 // pageConns are the connections to a socket for pages. A newcomer that finds no
@@ -74,15 +81,19 @@ func (p *pageConns) evict() {
 	}
 }
 
-// bufferLess limits what the kernel keeps for a connection.
+// bufferLess limits what the kernel keeps for a connection to take.
 func bufferLess(c net.Conn) {
-	if b, ok := c.(interface {
-		SetReadBuffer(bytes int) error
-		SetWriteBuffer(bytes int) error
-	}); ok {
-		_ = b.SetReadBuffer(pageBuffer) // else it keeps more
-		_ = b.SetWriteBuffer(pageBuffer)
+	if b, ok := c.(interface{ SetWriteBuffer(bytes int) error }); ok {
+		_ = b.SetWriteBuffer(pageBuffer) // else it keeps more
 	}
+}
+
+// requestsLess limits what the kernel keeps of the requests of each connection to
+// a socket, also of those that nobody has taken in yet.
+func requestsLess(c syscall.RawConn) error {
+	var err error
+	cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, requestBuffer) })
+	return errors.Join(cerr, err)
 }
 
 type pageConnKey struct{}
