@@ -47,6 +47,17 @@ func (v nodeVariant) busiest() netip.AddrPort {
 	return linkLocal4
 }
 
+// servers are the addresses whose queries from pods it takes.
+func (v nodeVariant) servers(n *node) (out []netip.AddrPort) {
+	for _, a := range n.servers() {
+		isClusterIP := a == clusterIP4 || a == clusterIP6
+		if isClusterIP && v.clusterIP || !isClusterIP && v.linkLocal {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
 // start starts a daemon that intercepts so.
 func (v nodeVariant) start(n *node, name string, more ...string) *guardd {
 	return n.start(name, append([]string{v.intercept}, more...)...)

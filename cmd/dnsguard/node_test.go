@@ -470,16 +470,25 @@ status: {phase: Running, podIP: %q, podIPs: [%s]}
 // TestNode: what pods and the node itself ask is answered by the daemon, leaves
 // no trace in conntrack, and the daemon's own questions take kube-proxy's path.
 func TestNode(t *testing.T) {
+	for _, v := range nodeVariants() {
+		t.Run(v.name, func(t *testing.T) { testNode(t, v) })
+	}
+}
+
+func testNode(t *testing.T, v nodeVariant) {
 	n := newNode(t)
-	d := n.start("a")
+	d := v.start(n, "a")
 	defer d.stop()
-	for _, server := range n.servers() { // from the first moment that it is ready
+	for _, server := range v.servers(n) { // from the first moment that it is ready
 		if d.metric("dnsguard_intercept_active", fmt.Sprintf("address=%q", server)) != 1 {
 			t.Errorf("%v is not active", server)
 		}
 	}
-	clients := map[string]*lab.Namespace{"pod": n.pod.Namespace, "node": n.Node.Namespace}
-	if err := n.ask(n.pod.Namespace, "udp", clusterIP4, cachedName); err != nil {
+	clients := map[string]*lab.Namespace{"pod": n.pod.Namespace}
+	if v.host {
+		clients["node"] = n.Node.Namespace
+	}
+	if err := n.ask(n.pod.Namespace, "udp", v.busiest(), cachedName); err != nil {
 		t.Fatal(err)
 	}
 	if n.asked() == 0 {
@@ -487,7 +496,7 @@ func TestNode(t *testing.T) {
 	}
 	before, queries, want := n.asked(), d.metric("dnsguard_queries_total"), 0
 	for who, ns := range clients {
-		for _, server := range n.servers() {
+		for _, server := range v.servers(n) {
 			for _, network := range []string{"udp", "tcp"} {
 				want++
 				if err := n.ask(ns, network, server, cachedName); err != nil {
