@@ -8,10 +8,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -334,10 +337,12 @@ func (r *running) daemon(t *testing.T) *daemon {
 	return d
 }
 
-// TestClusterProblems: what the cluster does not have is said by name.
-func TestClusterProblems(t *testing.T) {
+// clusterDaemon makes a daemon that serves nothing and follows the API server at a
+// URL as node nod-1.
+func clusterDaemon(t *testing.T, url string) *daemon {
+	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	text := "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]\nusers: [{name: u, user: {token: t}}]\n"
+	text := "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\nclusters: [{name: c, cluster: {server: '" + url + "'}}]\nusers: [{name: u, user: {token: t}}]\n"
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -356,6 +361,32 @@ func TestClusterProblems(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return d
+}
+
+// TestMissingPermission: it is a reason not to be ready, and names verb and resource.
+func TestMissingPermission(t *testing.T) {
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		verb, resource := "list", path.Base(r.URL.Path)
+		if r.URL.Query().Get("watch") != "" {
+			verb = "watch"
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"%[2]s is forbidden: User \"system:serviceaccount:kube-system:dnsguard\" cannot %[1]s resource \"%[2]s\" in API group \"\""}`, verb, resource)
+	}))
+	defer api.Close()
+	d := clusterDaemon(t, api.URL)
+	reason := regexp.MustCompile(`^kubernetes: not read yet: (services|pods|namespaces)\b.* cannot (list|watch) resource "(services|pods|namespaces)"`)
+	await(t, "the reason", func() bool {
+		reasons, _ := d.conditions.get()
+		return slices.ContainsFunc(reasons, reason.MatchString)
+	})
+}
+
+// TestClusterProblems: what the cluster does not have is said by name.
+func TestClusterProblems(t *testing.T) {
+	d := clusterDaemon(t, "https://127.0.0.1:1")
 	warned := func(want ...string) {
 		t.Helper()
 		_, warnings := d.conditions.get()
