@@ -61,7 +61,7 @@ func (r *Resolver) fetch(ctx context.Context, name []byte, q upstream.Question, 
 	if start {
 		asked := q
 		asked.Name, asked.Type = name, qtype
-		fl = f.add(key, netip.Addr{}, asked, nil, 0)
+		fl = f.add(key, netip.Addr{}, asked, nil, 0, now)
 		r.running.Add(1)
 	}
 	if fl.stale.ok {

@@ -22,7 +22,10 @@ type flight struct {
 	client   netip.Addr   // who is charged for it; invalid for prefetches
 	walk     *search.Walk // if the question is a walk's
 	cost     int          // of Limits.InFlight
-	waiters  []*waiter
+	// began is when its first client's query came: what passes before the
+	// goroutine runs is part of the client's time.
+	began   time.Duration
+	waiters []*waiter
 	// stale, once stale.ok, is what clients that come now are answered
 	// with: the stale timer has run out (RFC 8767 section 5).
 	stale  outcome
@@ -148,8 +151,8 @@ func (f *flights) endAhead() {
 
 // add enters a new flight for the key, whose cost has been admitted or is part
 // of what is taken already; the caller holds mu.
-func (f *flights) add(key []byte, client netip.Addr, q upstream.Question, w *search.Walk, cost int) *flight {
-	fl := &flight{key: string(key), client: client, question: q, cost: cost}
+func (f *flights) add(key []byte, client netip.Addr, q upstream.Question, w *search.Walk, cost int, now time.Duration) *flight {
+	fl := &flight{key: string(key), client: client, question: q, cost: cost, began: now}
 	f.taken += cost
 	if w != nil {
 		fl.walk = w.Clone()
@@ -213,7 +216,7 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 		return r.shed(s, msg, dst, reason), false
 	}
 	if start {
-		fl = f.add(s.key, client, question(s, msg), w, cost(w))
+		fl = f.add(s.key, client, question(s, msg), w, cost(w), now)
 		r.running.Add(1)
 	}
 	c := &r.flown
@@ -246,7 +249,7 @@ func (r *Resolver) startPrefetch(s *scratch, msg []byte, w *search.Walk, now tim
 	}
 	s.c.prefetches.Add(1)
 	r.running.Add(1)
-	go r.fly(f.add(s.key, netip.Addr{}, question(s, msg), w, cost(w)), true)
+	go r.fly(f.add(s.key, netip.Addr{}, question(s, msg), w, cost(w), now), true)
 }
 
 // fly works on one flight until it has landed. What was stored between a
@@ -262,17 +265,20 @@ func (r *Resolver) fly(fl *flight, prefetch bool) {
 			return
 		}
 	}
+	waited := now - fl.began
 	if e, ok := r.cache.Stale(key, now); ok {
-		timer := time.AfterFunc(time.Duration(r.staleAfter.Load()), func() { r.answerStale(fl, e) })
+		timer := time.AfterFunc(time.Duration(r.staleAfter.Load())-waited, func() { r.answerStale(fl, e) })
 		defer timer.Stop()
 	}
 	var o outcome
 	if fl.walk != nil {
-		ctx, cancel := context.WithTimeout(r.ctx, time.Duration(r.total.Load()))
+		ctx, cancel := context.WithTimeout(r.ctx, time.Duration(r.total.Load())-waited)
 		o = r.walk(ctx, key, fl.question, fl.walk)
 		cancel()
 	} else {
-		o = r.ask(r.ctx, key, fl.question)
+		q := fl.question
+		q.Waited = waited
+		o = r.ask(r.ctx, key, q)
 	}
 	r.answerAll(fl, r.flights.land(fl), r.cache.Now(), o)
 }

@@ -17,6 +17,9 @@ type Question struct {
 	Name        []byte // folded, in wire form
 	Type, Class uint16
 	DO, CD      bool
+	// Waited is how long the client has waited before the question came here. It
+	// is part of Timeouts.Total, up to a third of it.
+	Waited time.Duration
 }
 
 // Answer is a server's answer. It belongs to the caller.
@@ -124,7 +127,8 @@ func (x *exchange) begin(r *route, q *Question) {
 	x.hash = maphash.Bytes(x.f.seed, x.question())
 	x.start = x.f.now()
 	x.retryAt = x.start + x.f.config.Timeouts.Retry
-	x.deadline = x.start + x.f.config.Timeouts.Total
+	total := x.f.config.Timeouts.Total
+	x.deadline = x.start + total - min(q.Waited, total/3)
 }
 
 // question returns the question in wire form.

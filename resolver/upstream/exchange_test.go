@@ -245,3 +245,27 @@ func TestAnswersAtTheDeadline(t *testing.T) {
 		}
 	})
 }
+
+// TestWaited: what the client has waited before is part of its time, but a
+// question always has two thirds of it.
+func TestWaited(t *testing.T) {
+	for waited, want := range map[time.Duration]time.Duration{
+		0: 1500 * ms, 200 * ms: 1300 * ms, 500 * ms: 1000 * ms, time.Hour: 1000 * ms,
+	} {
+		t.Run(waited.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNet(t, func(*fakeQuery) {})
+				f := n.forwarder(Config{})
+				q := query("example.com.")
+				q.Waited = waited
+				start := time.Now()
+				if _, err := f.Exchange(t.Context(), q); err == nil {
+					t.Fatal("a silent server answers")
+				}
+				if took := time.Since(start); took != want {
+					t.Errorf("took %v, want %v", took, want)
+				}
+			})
+		})
+	}
+}
