@@ -90,7 +90,8 @@ stage_fuzz() {
 
 # The binaries that are shipped, for both architectures, built twice; the image with
 # them; and a module of its own, with Helm's, kustomize's and Prometheus's libraries.
-# Some two minutes of two free cores when nothing is built yet, seconds later.
+# Two to three minutes of two free cores when nothing is built yet (300 s of CPU), seconds
+# later.
 stage_deploy() {
 	scripts/dist.sh --verify
 	if [ -n "${DNSGUARD_REQUIRE_KERNEL:-}" ]; then # root, as buildah wants it
