@@ -27,6 +27,9 @@ import (
 const roleEnv = "DNSGUARD_TEST_IS_DNSGUARD"
 
 func TestMain(m *testing.M) {
+	if text := os.Getenv(confineEnv); text != "" {
+		becomeConfined(text)
+	}
 	if os.Getenv(roleEnv) != "" {
 		main()
 		return
