@@ -168,8 +168,10 @@ func TestWalkClients(t *testing.T) {
 		"10.0.0.1": {Namespace: "shop"},
 		"10.0.0.2": {Namespace: "other"},
 		"10.0.0.3": {Namespace: "shop", NDots: &two},
-		"10.0.0.4": {Namespace: "shop", DNSPolicy: search.None, Searches: []string{"corp.example"}, NDots: &two},
+		"10.0.0.4": {Namespace: "shop", DNSPolicy: search.None, Searches: []string{"corp.example", "svc.cluster.local"}, NDots: &two},
 		"10.0.0.5": {Namespace: "shop", HostNetwork: true},
+		"10.0.0.6": {Namespace: "shop", DNSPolicy: search.None, Searches: []string{"svc.cluster.local"}, NDots: &two},
+		"10.0.0.7": {Namespace: "shop", DNSPolicy: search.None, Searches: []string{"other.svc.cluster.local", "corp.example"}, NDots: &two},
 	}
 	clients := func(s *Search) {
 		s.Client = func(a netip.Addr) (*search.List, bool) {
@@ -188,7 +190,10 @@ func TestWalkClients(t *testing.T) {
 		"another namespace's":                     {client: "10.0.0.2", qname: "a.b.shop.svc.cluster.local."},
 		"ndots 2, one dot":                        {client: "10.0.0.3", qname: "a.b.shop.svc.cluster.local.", walked: true},
 		"ndots 2, two dots: asked as it is first": {client: "10.0.0.3", qname: "a.b.c.shop.svc.cluster.local."},
-		"a list of its own":                       {client: "10.0.0.4", qname: "a.b.corp.example.", walked: true},
+		"a list of its own, of another namespace": {client: "10.0.0.7", qname: "a.b.other.svc.cluster.local.", walked: true},
+		"a list of its own: may be a whole name":  {client: "10.0.0.4", qname: "a.b.corp.example."},
+		"and by its second domain":                {client: "10.0.0.4", qname: "a.b.svc.cluster.local."},
+		"a list of Services: is a namespace's":    {client: "10.0.0.6", qname: "a.b.svc.cluster.local."},
 		"the host's network":                      {client: "10.0.0.5", qname: "a.b.shop.svc.cluster.local."},
 		"unknown: inferred":                       {client: "10.0.9.9", qname: "a.b.shop.svc.cluster.local.", walked: true},
 		"unknown, no namespace in the name":       {client: "10.0.9.9", qname: "a.b.corp.example."},

@@ -34,7 +34,9 @@ type List struct {
 	// Inferred tells that the list was read off a qname.
 	Inferred bool
 
-	id ID
+	// namespaced tells that the first domain is a namespace's of the cluster.
+	namespaced bool
+	id         ID
 }
 
 // ID stands for the content of a list: clients with equal lists walk alike.
@@ -89,7 +91,8 @@ func asRead(domains []string) (list [][]byte, ok bool) {
 }
 
 // seal gives the list its identity.
-func (l *List) seal() {
+func (l *List) seal(p *Policy) {
+	l.namespaced = p.ofNamespace(l.Domains[0])
 	// A hash that cannot be steered: a tenant chooses the searches of its
 	// pods, and must not be able to choose another's list.
 	h := sha256.New()
@@ -216,7 +219,7 @@ func (p *Policy) ListOf(pod Pod) *List {
 			return nil
 		}
 	}
-	l.seal()
+	l.seal(p)
 	return l
 }
 
@@ -237,7 +240,7 @@ func (p *Policy) Infer(qname []byte) *List {
 	if len(l.Domains) == 0 {
 		return nil
 	}
-	l.seal()
+	l.seal(p)
 	return l
 }
 
@@ -249,6 +252,13 @@ func (p *Policy) Namespace(qname []byte) []byte {
 		return nil
 	}
 	return qname[off : off+1+int(qname[off])]
+}
+
+// ofNamespace reports whether a domain, in folded wire form, is
+// <ns>.svc.<cluster domain>.
+func (p *Policy) ofNamespace(domain []byte) bool {
+	off, ok := p.namespaceLabel(domain)
+	return ok && off == 0
 }
 
 // namespaceLabel returns the offset of the label before svc.<cluster domain>.

@@ -193,7 +193,11 @@ func randomWorld(r *rand.Rand, bases, domains []string) world {
 			}
 		}
 		if r.IntN(2) == 0 {
-			w[b] = append(states, [2]State{Data, NXDomain}, [2]State{NXDomain, Data})[r.IntN(len(states)+2)]
+			odd := append(states, [2]State{Data, NXDomain}, [2]State{NXDomain, Data})
+			if strings.HasSuffix(b, ".corp.example") || strings.HasSuffix(b, ".cluster.local") { // also inside a search for another base
+				odd = states
+			}
+			w[b] = odd[r.IntN(len(odd))]
 		}
 	}
 	return w
@@ -208,13 +212,21 @@ func TestModel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bases := []string{"db", "api.example", "web-0.web", "a.b.c", "a.b.c.d", "a.b.c.d.e", "a.b.c.d.e.f", "x.svc.cluster.local"}
+	bases := []string{"db", "api.example", "a.b", "a.b.corp.example", "a.b.svc.cluster.local", "web-0.web", "a.b.c", "a.b.c.d", "a.b.c.d.e", "a.b.c.d.e.f", "x.svc.cluster.local"}
 	lookups, collapsed := 0, 0
 	for range worlds {
 		ndots := []int{1, 2, 3, 5, 5, 5, 15}[r.IntN(7)]
 		pod := Pod{Namespace: []string{"default", "shop"}[r.IntN(2)], DNSPolicy: ClusterFirst, NDots: &ndots}
 		if r.IntN(3) == 0 {
 			pod.Searches = []string{"extra.example"}
+		}
+		switch r.IntN(6) {
+		case 0:
+			pod.DNSPolicy, pod.Searches = None, []string{"corp.example", "shop.svc.cluster.local"}
+		case 1:
+			pod.DNSPolicy, pod.Searches = None, []string{"svc.cluster.local", "corp.example"}
+		case 2:
+			pod.DNSPolicy, pod.Searches = None, []string{"shop.svc.cluster.local", "corp.example"}
 		}
 		list := p.ListOf(pod)
 		client := libc{ndots: list.NDots}

@@ -21,6 +21,11 @@ type Walk struct {
 // of the list behind it. A base with ndots dots or more would have been asked
 // as it is first; a base of one label is nearly always a Service of the
 // client's own namespace, and its walk ends at once.
+//
+// Only where the first domain is a namespace's: nobody has names of two labels or
+// more in there but a Service's pods. Of a list that begins with corp.example, the
+// first step of a search for db1.prod cannot be told from the whole name of a host
+// db1.prod.corp.example, whose clients, while it is away, must not hear of db1.prod.
 func Collapse(l *List, qname []byte) (Walk, bool) {
 	w, ok := Listed(l, qname)
 	return w, ok && labels(w.base)-1 < l.NDots
@@ -30,7 +35,7 @@ func Collapse(l *List, qname []byte) (Walk, bool) {
 // or more, glibc asks qname when it has asked the base as it is, and goes on
 // with the list.
 func Listed(l *List, qname []byte) (Walk, bool) {
-	if l == nil || len(l.Domains) == 0 {
+	if l == nil || !l.namespaced {
 		return Walk{}, false
 	}
 	base, ok := trimDomain(qname, l.Domains[0])
@@ -63,7 +68,7 @@ func (p *Policy) ServiceAbove(dst []byte, w *Walk) []byte {
 		return nil
 	}
 	domain := w.list.Domains[0]
-	if ns := p.Namespace(domain); len(ns)+len(p.svc) != len(domain) {
+	if !p.ofNamespace(domain) {
 		return nil
 	}
 	return append(append(dst, w.base[1+int(w.base[0]):]...), domain...)
