@@ -15,6 +15,7 @@ done
 echo "== go.mod holds what is imported"
 go mod tidy -diff
 go -C deploy mod tidy -diff
+go -C e2e mod tidy -diff
 
 echo "== shellcheck"
 shellcheck .ci/run scripts/*.sh
