@@ -165,23 +165,24 @@ func (p *Policy) reason(f Flow) Reason {
 		return NotUDP
 	}
 	t := p.frontends[f.Orig.Dst]
-	switch {
-	case t == nil:
+	if t == nil {
 		return NoFrontend
+	}
+	// An endpoint on a host's network can be a frontend itself, of an external
+	// IP or a load balancer's: then a flow that looks untranslated is in order.
+	e, known := t.endpoints[f.Reply.Src]
+	switch {
 	case !p.watches(f.OriginalZone()):
 		return OtherZone
 	case p.facts.IPVS[f.Orig.Dst]:
 		return IPVSHeld
-	case f.Reply.Src == f.Orig.Dst:
+	case f.Reply.Src == f.Orig.Dst && !known:
 		if t.serving > 0 && p.facts.Translated[f.Orig.Dst] {
 			return Untranslated
 		}
 		return UntranslatedHeld
 	case t.gone:
 		return FrontendGone
-	}
-	e, known := t.endpoints[f.Reply.Src]
-	switch {
 	case known && e.Serving && e.Terminating:
 		return p.terminating(t, f)
 	case known && e.Serving && p.dead(e) && t.reliable > 0 && f.Unanswered():

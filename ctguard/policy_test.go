@@ -61,6 +61,8 @@ func TestDecide(t *testing.T) {
 	exposed.Addrs = append(exposed.Addrs, addrs("192.0.2.53", "203.0.113.53")...)
 	exposed.Ports[0].NodePort = 30053
 	nodes := addrs("172.30.0.2", "fd00:172::2")
+	exposedHost := kubeDNS(serving("172.30.0.2:53"), serving("172.30.0.3:53"))
+	exposedHost.Addrs = append(exposedHost.Addrs, addrs("172.30.0.2", "172.30.0.3", "172.30.0.4")...)
 
 	for _, tt := range []struct {
 		name     string
@@ -136,6 +138,9 @@ func TestDecide(t *testing.T) {
 		{"B38 103857: external address, gone", services(exposed), Facts{}, flow(client, "203.0.113.53:53", podB), EndpointGone},
 		{"B38 59368: node port, serving", Snapshot{[]Service{exposed}, nodes}, Facts{}, flow(client, "172.30.0.2:30053", podA), Serving},
 		{"B38 59368: node port, gone", Snapshot{[]Service{exposed}, nodes}, Facts{}, flow(client, "172.30.0.2:30053", podB), EndpointGone},
+		{"endpoint on the host's network that is its own load balancer address", services(exposedHost), Facts{Translated: at("172.30.0.2:53")}, untranslated(client, "172.30.0.2:53"), Serving},
+		{"another such endpoint", services(exposedHost), Facts{Translated: at("172.30.0.2:53")}, flow(client, "172.30.0.2:53", "172.30.0.3:53"), Serving},
+		{"its address, no longer an endpoint", services(exposedHost), Facts{Translated: at("172.30.0.4:53")}, untranslated(client, "172.30.0.4:53"), Untranslated},
 		{"node port number at a foreign address", Snapshot{[]Service{exposed}, nodes}, Facts{}, flow(client, "198.51.100.1:30053", podB), NoFrontend},
 		{"Service port at a node address", Snapshot{[]Service{exposed}, nodes}, Facts{}, flow(client, "172.30.0.2:53", podB), NoFrontend},
 		{"node port at the cluster IP", Snapshot{[]Service{exposed}, nodes}, Facts{}, flow(client, "10.96.0.10:30053", podB), NoFrontend},
@@ -403,8 +408,8 @@ func FuzzDecide(f *testing.F) {
 				}
 			}
 		}
-		translated := fl.Reply.Src != fl.Orig.Dst && fl.Reply.Src.Addr().Is4() == fl.Orig.Dst.Addr().Is4()
-		if v == Stale && staying && translated && !(r == Unanswered && facts.Silent[fl.Reply.Src]) {
+		sameFamily := fl.Reply.Src.Addr().Is4() == fl.Orig.Dst.Addr().Is4()
+		if v == Stale && staying && sameFamily && !(r == Unanswered && facts.Silent[fl.Reply.Src]) {
 			t.Fatalf("a flow to an endpoint that serves and stays is %v: %v", r, fl)
 		}
 		if v == Live && !serving {

@@ -28,7 +28,7 @@ func (r *runner) purgePairs(ctx context.Context, s *survey) (rest []Finding, rem
 	many := make(map[Match][]Finding)
 	for _, f := range s.stale {
 		m := Match{Dst: f.Flow.Orig.Dst, Src: f.Flow.Reply.Src}
-		if n := s.pairs[m]; n.others == 0 && time.Duration(n.certain)*deleteCost > s.took {
+		if n := s.pairs[m]; n != nil && n.others == 0 && time.Duration(n.certain)*deleteCost > s.took {
 			many[m] = append(many[m], f)
 		} else {
 			rest = append(rest, f)

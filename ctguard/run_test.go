@@ -3,6 +3,7 @@ package ctguard_test
 import (
 	"errors"
 	"net/netip"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,6 +68,57 @@ func TestLaggingRules(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestEndpointIsBackDuringSweep: an endpoint leaves, and is there again before
+// the table has been read. What leads to it by then is alive, be it one flow or
+// so many that one message would delete them all.
+func TestEndpointIsBackDuringSweep(t *testing.T) {
+	for _, flows := range []int{1, 1000} {
+		t.Run(strconv.Itoa(flows), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := start(t, &ctguardtest.Table{DumpTime: 5 * time.Millisecond}, nil)
+				l.guard.Update(kubeDNS(podA, podB))
+				time.Sleep(67 * time.Second)
+				l.guard.Update(kubeDNS(podB))
+				time.Sleep(time.Millisecond)
+				l.guard.Update(kubeDNS(podA, podB))
+				synctest.Wait()
+				for i := range flows {
+					l.table.Announce(flow(i+1, vip, podA))
+				}
+				time.Sleep(67 * time.Second)
+				l.wantPurges()
+				if n := len(l.table.All()); n != flows {
+					t.Errorf("%d of %d living flows are left", n, flows)
+				}
+			})
+		})
+	}
+}
+
+// TestEndpointIsBackAndTerminates: of what leads to it, only what is idle goes.
+func TestEndpointIsBackAndTerminates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, &ctguardtest.Table{DumpTime: 5 * time.Millisecond}, nil)
+		l.guard.Update(kubeDNS(podA, podB))
+		time.Sleep(67 * time.Second)
+		for i := range 1000 {
+			f := flow(i+1, vip, podA)
+			if i > 0 {
+				f.Remaining = 50 * time.Second
+			}
+			l.table.Set(f)
+		}
+		l.guard.Update(kubeDNS(podB))
+		time.Sleep(time.Millisecond)
+		l.guard.Update(kubeDNS("-"+podA, podB))
+		time.Sleep(67 * time.Second)
+		l.wantFlows(1)
+		if diff := cmp.Diff(map[ctguard.Reason]uint64{ctguard.TerminatingIdle: 999}, l.guard.Stats().Deleted); diff != "" {
+			t.Errorf("deleted (-want +got):\n%s", diff)
+		}
+	})
 }
 
 func TestSubscribesBeforeFirstDump(t *testing.T) {

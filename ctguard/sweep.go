@@ -120,6 +120,20 @@ func (s *survey) add(p *Policy, f Flow) {
 	}
 }
 
+// reconsider judges the stale flows by the news that came while the table was
+// read: an endpoint that has come back may have got some of them since. Flows
+// that the news made stale are the next sweep's.
+func (s *survey) reconsider(p *Policy) {
+	all := s.stale
+	s.stale = nil
+	for _, f := range all {
+		if f.Verdict, f.Reason = p.Decide(f.Flow); f.Verdict == Stale {
+			s.stale = append(s.stale, f)
+		}
+	}
+	clear(s.pairs) // nor is any pair known any more to have stale flows only
+}
+
 // remember has a flow that lasts deleted at the news, should there be any.
 func (s *survey) remember(f Flow, v Verdict) {
 	switch {
@@ -171,6 +185,9 @@ func (r *runner) sweepPart(ctx context.Context, p *Policy, ms []Match) (*survey,
 		return nil, err
 	}
 	s.took = time.Since(began)
+	if now := r.policy.Load(); now != p {
+		s.reconsider(now)
+	}
 	s.removed = r.purgeSurvey(ctx, s)
 	s.removedAt = time.Now()
 	return s, nil
