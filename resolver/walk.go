@@ -77,6 +77,7 @@ type walks struct {
 
 	mu       sync.Mutex
 	inferred *simplelru.LRU[string, *search.List]  // by the namespace's label
+	by       *search.Policy                        // they were inferred by
 	wanted   *simplelru.LRU[string, int]           // winner's index by key
 	left     *simplelru.LRU[string, time.Duration] // names left to clients, and when
 	anyLeft  atomic.Bool
@@ -107,6 +108,10 @@ func (w *walks) list(s *Search, client netip.Addr, qname []byte) *search.List {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.by != s.Policy { // the settings have changed
+		w.inferred.Purge()
+		w.by = s.Policy
+	}
 	l, ok := w.inferred.Get(string(ns))
 	if !ok {
 		l = s.Policy.Infer(qname)
@@ -242,6 +247,7 @@ func (c *course) win(ctx context.Context, i int, name []byte, res result) outcom
 	r := c.r
 	if res.qtype != c.q.Type {
 		res = r.fetch(ctx, name, c.q, c.q.Type, false)
+		c.holds(&res)
 	}
 	if !res.ok {
 		return c.fail(res.failure)

@@ -414,12 +414,13 @@ func TestCollapseApplies(t *testing.T) {
 }
 
 func TestExpand(t *testing.T) {
+	two := 2
 	p, err := New(Config{ClusterDomain: "cluster.local", NDots: 2, Expand: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := p.ListOf(Pod{Namespace: "shop"})
-	for name, want := range map[string]int{"db": 4, "db.other": 4, "a.b.c": 0} {
+	l := p.ListOf(Pod{Namespace: "shop", DNSPolicy: None, Searches: []string{"shop.svc.cluster.local", "svc.cluster.local", "corp"}, NDots: &two})
+	for name, want := range map[string]int{"db": 4, "db.other": 4, "a.b.c": 0, "db.corp": 0, "corp": 4, "dbcorp": 4} {
 		wire, err := wireName(name)
 		if err != nil {
 			t.Fatal(err)

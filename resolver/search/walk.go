@@ -47,7 +47,9 @@ func Listed(l *List, qname []byte) (Walk, bool) {
 
 // Expand plans the walk for a client that has not walked itself: qname, a
 // folded wire-form name with fewer than ndots dots, as it is, then with every
-// domain of the list. Only for lists that ask for it.
+// domain of the list. Only for lists that ask for it, and not for a name in one
+// of their domains: that is whole, or a step of a client that walks after all, for
+// which each step would become a walk.
 func Expand(l *List, qname []byte) (Walk, bool) {
 	if l == nil || !l.Expand || len(qname) < 2 {
 		return Walk{}, false
@@ -55,6 +57,11 @@ func Expand(l *List, qname []byte) (Walk, bool) {
 	base := qname[:len(qname)-1]
 	if labels(base)-1 >= l.NDots {
 		return Walk{}, false
+	}
+	for _, d := range l.Domains {
+		if _, ok := trimDomain(qname, d); ok {
+			return Walk{}, false
+		}
 	}
 	return Walk{list: l, base: base, expand: true}, true
 }

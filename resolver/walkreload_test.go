@@ -1,0 +1,102 @@
+package resolver
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/dnsguard/dnsguard/resolver/search"
+)
+
+// TestReloadOfLists: lists that were read off names follow the settings.
+func TestReloadOfLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeForwarder{answer: zone{"a.b.node.example.": "A", "x.y.corp.example.": "A"}.answer(t)}
+		r := newTestResolver(t, f, withSearch(t))
+		defer end(t, r)
+		c := newClient(t, r, "10.0.0.1", UDP)
+		if got := short(c.lookup("a.b.shop.svc.cluster.local.")); got != "NOERROR | a.b.shop.svc.cluster.local. CNAME a.b.node.example. | a.b.node.example. A 192.0.2.1" {
+			t.Fatal(got)
+		}
+		settings := testSettings()
+		withSearch(t, func(s *Search) {
+			p, err := search.New(search.Config{ClusterDomain: "cluster.local", Domains: []string{"corp.example"}, NDots: 2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Policy = p
+		})(&settings)
+		if err := r.Reconfigure(f, settings); err != nil {
+			t.Fatal(err)
+		}
+		if got := short(c.lookup("x.y.shop.svc.cluster.local.")); got != "NOERROR | x.y.shop.svc.cluster.local. CNAME x.y.corp.example. | x.y.corp.example. A 192.0.2.1" {
+			t.Errorf("another domain of the node: %s", got)
+		}
+		if got := short(c.lookup("v.x.y.shop.svc.cluster.local.")); got != "NXDOMAIN" || f.count("v.x.y.svc.cluster.local. A") != 0 {
+			t.Errorf("another ndots: %s, %v", got, f.asked)
+		}
+	})
+}
+
+// TestStaleWinnerOfTheOtherFamily: a stale answer is not made a fresh one where
+// the other family's fresh one has decided the walk.
+func TestStaleWinnerOfTheOtherFamily(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const winner, first = "a.b.svc.cluster.local.", "a.b.shop.svc.cluster.local."
+		z, failing := zone{winner: "A AAAA"}, false
+		f := &fakeForwarder{answer: func(ctx context.Context, m *dns.Msg) error {
+			if failing && m.Question[0].Name == winner && m.Question[0].Qtype == dns.TypeA {
+				m.Rcode = dns.RcodeServerFailure
+				return nil
+			}
+			return z.answer(t)(ctx, m)
+		}}
+		r := newTestResolver(t, f, withSearch(t))
+		defer end(t, r)
+		lookupBoth(t, r, "10.0.0.1", winner)
+		time.Sleep(time.Minute)
+		failing = true
+		c4, c6 := newClient(t, r, "10.0.0.1", UDP), newClient(t, r, "10.0.0.1", UDP)
+		c6.ask(query(first, dns.TypeAAAA))
+		time.Sleep(15 * time.Millisecond) // so A waits for what AAAA has under way
+		c4.ask(query(first, dns.TypeA))
+		<-c6.answers
+		for range 2 {
+			m := <-c4.answers
+			if got := short(m); got != "NOERROR | "+first+" CNAME "+winner+" | "+winner+" A 192.0.2.1" || ede(m) != int(dns.ExtendedErrorCodeStaleAnswer) {
+				t.Errorf("got %s, extended error %d; want the address, stale", got, ede(m))
+			}
+			c4.ask(query(first, dns.TypeA))
+		}
+		<-c4.answers
+	})
+}
+
+// TestExpandIsNotForWalkers: where a namespace asks for expansion, clients that
+// walk all the same find what they always would, at the usual cost. Here, the
+// node's domain has any name that ends in .local.
+func TestExpandIsNotForWalkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		z := zone{"api.node.example.": "A"}
+		for _, d := range []string{"shop.svc.cluster.local", "svc.cluster.local", "cluster.local"} {
+			z["api."+d+".node.example."] = "A AAAA"
+		}
+		f := &fakeForwarder{answer: z.answer(t)}
+		r := newTestResolver(t, f, withSearch(t, expandShop))
+		defer end(t, r)
+		for _, d := range []string{"shop.svc.cluster.local.", "svc.cluster.local.", "cluster.local."} {
+			if a, aaaa := lookupBoth(t, r, "10.0.0.1", "api."+d); a != "NXDOMAIN" || aaaa != "NXDOMAIN" {
+				t.Errorf("api.%s: %s; %s", d, a, aaaa)
+			}
+		}
+		if a, _ := lookupBoth(t, r, "10.0.0.1", "api.node.example."); a != "NOERROR | api.node.example. A 192.0.2.1" {
+			t.Error(a)
+		}
+		if n := f.total(); n != 8 {
+			t.Errorf("%d questions upstream, want 8: %v", n, f.asked)
+		}
+	})
+}
