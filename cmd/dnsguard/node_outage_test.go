@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -25,9 +26,10 @@ var (
 type nodeVariant struct {
 	name      string
 	intercept string
-	clusterIP bool // queries to the ClusterIP are taken
-	linkLocal bool // those to link-local addresses are, and outlive the daemon
-	host      bool // those of clients on the node are
+	clusterIP bool          // queries to the ClusterIP are taken
+	linkLocal bool          // those to link-local addresses are, and outlive the daemon
+	host      bool          // those of clients on the node are
+	timeout   time.Duration // of clients; zero: a second
 }
 
 func nodeVariants() []nodeVariant {
@@ -83,7 +85,7 @@ func (n *node) streams(v nodeVariant, udp, tcp int, length time.Duration) (out [
 			return
 		}
 		s := &stream{name: name, ns: n.pod.Namespace, load: lab.Load{
-			Server: server, TCP: overTCPs, Sockets: sockets, Names: []string{cachedName}, Timeout: time.Second,
+			Server: server, TCP: overTCPs, Sockets: sockets, Names: []string{cachedName}, Timeout: max(v.timeout, time.Second),
 		}}
 		if host {
 			s.ns = n.Node.Namespace
@@ -150,6 +152,15 @@ func drive(t *testing.T, streams []*stream) (wait func() (lost int)) {
 
 // after waits until a moment of a schedule.
 func after(start time.Time, d time.Duration) { <-time.After(time.Until(start.Add(d))) }
+
+// patient gives clients and the dead-man's switch the time that a busy machine
+// takes: where nothing is to be lost, what is late is not lost, and who stands
+// still for want of a CPU does not hang.
+func (v nodeVariant) patient() nodeVariant {
+	v.timeout = 5 * time.Second
+	v.intercept = strings.TrimSuffix(v.intercept, "}") + ", aliveTimeout: 3s}"
+	return v
+}
 
 // outageRates are moderate: two cores carry them with other tests beside.
 const outageUDP, outageTCP = 1200, 300
@@ -238,6 +249,7 @@ func TestNodeHang(t *testing.T) {
 func TestNodeTerminate(t *testing.T) {
 	labtest.RequireSpeed(t)
 	for _, v := range nodeVariants() {
+		v := v.patient()
 		t.Run(v.name, func(t *testing.T) {
 			n := newNode(t)
 			d := v.start(n, "a")
@@ -269,6 +281,7 @@ func TestNodeTerminate(t *testing.T) {
 func TestNodeUpgrade(t *testing.T) {
 	labtest.RequireSpeed(t)
 	for _, v := range nodeVariants() {
+		v := v.patient()
 		for _, stall := range []time.Duration{0, 100 * time.Millisecond} {
 			t.Run(fmt.Sprintf("%s, stalled %v", v.name, stall), func(t *testing.T) {
 				n := newNode(t)
