@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -191,7 +192,11 @@ func TestEndpoints(t *testing.T) {
 		{"not serving", oneWith(discoveryv1.EndpointConditions{Ready: new(false), Serving: new(false)}), "", one(false, false)},
 		{
 			"ready by publishNotReadyAddresses, not serving",
-			oneWith(discoveryv1.EndpointConditions{Ready: new(true), Serving: new(false)}), "", one(false, false),
+			oneWith(discoveryv1.EndpointConditions{Ready: new(true), Serving: new(false)}), "", one(true, true),
+		},
+		{
+			"the same, terminating",
+			oneWith(discoveryv1.EndpointConditions{Ready: new(true), Serving: new(false), Terminating: new(true)}), "", one(true, true),
 		},
 		{
 			"lame duck", oneWith(discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}),
@@ -222,7 +227,36 @@ func TestEndpoints(t *testing.T) {
 			"alt",
 			[]ctguard.Endpoint{serving("10.244.0.2:53")},
 		},
-		{"TCP ports have no endpoints", []sliceOf{dnsSlice("a", []string{"10.244.0.2"})}, "dns-tcp", nil},
+		{"TCP ports have no endpoints", []sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports = s.Ports[1:] })}, "dns-tcp", nil},
+		{
+			"renamed, the slices have the old name",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"}), dnsSlice("b", []string{"10.244.0.3"})},
+			"dns-udp",
+			[]ctguard.Endpoint{serving("10.244.0.2:53"), serving("10.244.0.3:53")},
+		},
+		{
+			"renamed, one of the slices has the old name",
+			[]sliceOf{
+				dnsSlice("a", []string{"10.244.0.2"}),
+				dnsSlice("b", []string{"10.244.0.3"}, func(s sliceOf) { s.Ports[0].Name = new("dns-udp") }),
+			},
+			"dns-udp",
+			[]ctguard.Endpoint{serving("10.244.0.2:53"), serving("10.244.0.3:53")},
+		},
+		{
+			"another port of the Service has other endpoints",
+			[]sliceOf{
+				dnsSlice("a", []string{"10.244.0.2"}),
+				dnsSlice("b", []string{"10.244.0.3"}, func(s sliceOf) { s.Ports[0].Name = new("alt") }),
+			},
+			"alt",
+			[]ctguard.Endpoint{serving("10.244.0.3:53")},
+		},
+		{
+			"another port of the Service has the only endpoints",
+			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"})},
+			"alt", nil,
+		},
 		{
 			"a port of the same name for TCP",
 			[]sliceOf{dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) {
@@ -321,7 +355,9 @@ func TestEndpoints(t *testing.T) {
 		{
 			"one address, two target ports, while they change",
 			[]sliceOf{
-				dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) { s.Endpoints[0].Conditions.Serving = new(false) }),
+				dnsSlice("a", []string{"10.244.0.2"}, func(s sliceOf) {
+					s.Endpoints[0].Conditions.Ready, s.Endpoints[0].Conditions.Serving = new(false), new(false)
+				}),
 				dnsSlice("b", []string{"10.244.0.2"}, func(s sliceOf) { s.Ports[0].Port = new(int32(5353)) }),
 			},
 			"",
@@ -341,7 +377,11 @@ func TestEndpoints(t *testing.T) {
 			case "-":
 				port = ""
 			}
-			if diff := cmp.Diff(tt.want, endpoints(kept, port), equateComparable, cmpopts.EquateEmpty()); diff != "" {
+			ports := []servicePort{{name: port, udp: true}, {name: "dns", udp: true}, {name: "alt", udp: true}}
+			if strings.HasPrefix(tt.name, "renamed") {
+				ports = ports[:1]
+			}
+			if diff := cmp.Diff(tt.want, endpoints(kept, port, ports), equateComparable, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("endpoints (-want +got):\n%s", diff)
 			}
 		})

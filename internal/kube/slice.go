@@ -33,13 +33,23 @@ func newSlice(o *discoveryv1.EndpointSlice) slice {
 				continue
 			}
 			if addr, ok := parseAddr(e.Addresses[0]); ok && isOfType(addr, o.AddressType) {
-				s[*p.Name] = append(s[*p.Name], ctguard.NewEndpoint(
-					netip.AddrPortFrom(addr, port), e.Conditions.Serving, e.Conditions.Terminating,
-				))
+				s[*p.Name] = append(s[*p.Name], newEndpoint(netip.AddrPortFrom(addr, port), e.Conditions))
 			}
 		}
 	}
 	return s
+}
+
+// newEndpoint takes an endpoint that is ready without serving for one that
+// terminates. A Service with publishNotReadyAddresses has such: kube-proxy sends
+// them new flows, of which each deleted one would lose an answer if they do
+// answer. If they do not, the guard's probes tell.
+func newEndpoint(addr netip.AddrPort, c discoveryv1.EndpointConditions) ctguard.Endpoint {
+	e := ctguard.NewEndpoint(addr, c.Serving, c.Terminating)
+	if !e.Serving && c.Ready != nil && *c.Ready {
+		e.Serving, e.Terminating = true, true
+	}
+	return e
 }
 
 func isOfType(a netip.Addr, t discoveryv1.AddressType) bool {
@@ -50,10 +60,19 @@ func isOfType(a netip.Addr, t discoveryv1.AddressType) bool {
 // and port, each once. While the controller moves an endpoint from one slice to
 // another it can be in both, with different conditions. A flow is harmed only
 // by believing the worse ones.
-func endpoints(of []slice, port string) []ctguard.Endpoint {
+//
+// A slice can have a name that none of the Service's UDP ports has: one of them
+// has been given another name. The slices are written one after the other, and
+// later, and they come over another watch. Until all agree, the endpoints of that
+// name are every port's.
+func endpoints(of []slice, port string, ports []servicePort) []ctguard.Endpoint {
 	var all []ctguard.Endpoint
 	for _, s := range of {
-		all = append(all, s[port]...)
+		for name, es := range s {
+			if name == port || !slices.ContainsFunc(ports, func(p servicePort) bool { return p.udp && p.name == name }) {
+				all = append(all, es...)
+			}
+		}
 	}
 	slices.SortFunc(all, func(a, b ctguard.Endpoint) int { return a.Addr.Compare(b.Addr) })
 	once := all[:0]
@@ -74,7 +93,7 @@ func guarded(name Name, s service, of []slice) ctguard.Service {
 	for _, p := range s.ports {
 		if p.udp {
 			g.Ports = append(g.Ports, ctguard.Port{
-				Name: p.name, Port: p.number, NodePort: p.nodePort, Endpoints: endpoints(of, p.name),
+				Name: p.name, Port: p.number, NodePort: p.nodePort, Endpoints: endpoints(of, p.name, s.ports),
 			})
 		}
 	}

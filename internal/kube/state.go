@@ -87,15 +87,19 @@ func (f *feeds) snapshot(guardedNames []Name) *ctguard.Snapshot {
 }
 
 // addNodeAddrs completes a snapshot with the node's addresses, if they matter.
-func addNodeAddrs(g *ctguard.Snapshot, nodeAddrs func() []netip.Addr) {
-	if g == nil || nodeAddrs == nil || !slices.ContainsFunc(g.Services, hasNodePort) {
+func (w *Watcher) addNodeAddrs(g *ctguard.Snapshot) {
+	if g == nil || w.cfg.NodeAddrs == nil || !slices.ContainsFunc(g.Services, hasNodePort) {
 		return
 	}
-	for _, a := range nodeAddrs() {
-		g.NodeAddrs = append(g.NodeAddrs, a.Unmap().WithZone(""))
+	var addrs []netip.Addr
+	for _, a := range w.cfg.NodeAddrs() {
+		addrs = append(addrs, a.Unmap().WithZone(""))
 	}
-	slices.SortFunc(g.NodeAddrs, netip.Addr.Compare)
-	g.NodeAddrs = slices.Compact(g.NodeAddrs)
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	if len(addrs) > 0 {
+		w.nodeAddrs = slices.Compact(addrs)
+	}
+	g.NodeAddrs = w.nodeAddrs
 }
 
 func hasNodePort(s ctguard.Service) bool {

@@ -36,8 +36,9 @@ type Config struct {
 	// there are no lists.
 	ListOf func(search.Pod) *search.List
 
-	// NodeAddrs returns the node's own addresses. It is called only while a
-	// guarded Service has node ports, at each change and now and then.
+	// NodeAddrs returns the node's own addresses, or none if they cannot be had
+	// just now: then those it returned last stay in force. It is called only
+	// while a guarded Service has node ports, at each change and now and then.
 	NodeAddrs func() []netip.Addr
 
 	// OnChange takes each new state. It is never called twice at the same
@@ -75,6 +76,8 @@ type Watcher struct {
 	cfg   Config
 	feeds *feeds
 	run   func(context.Context)
+
+	nodeAddrs []netip.Addr // the last there were; Run's alone
 
 	listOf atomic.Pointer[func(search.Pod) *search.List]
 	state  atomic.Pointer[State]
@@ -140,7 +143,7 @@ func (w *Watcher) tell(reported map[*watchState]error) {
 	}
 	next := w.feeds.state(w.cfg, *w.listOf.Load())
 	w.feeds.mu.Unlock()
-	addNodeAddrs(next.Guard, w.cfg.NodeAddrs)
+	w.addNodeAddrs(next.Guard)
 
 	state, same := next.since(w.state.Load())
 	if !same {

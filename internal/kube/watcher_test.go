@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 func TestNewRefuses(t *testing.T) {
@@ -113,6 +114,36 @@ func TestNodeAddrs(t *testing.T) {
 		}
 		if states, _ := r.tellings(); states != 1 {
 			t.Errorf("told %d states", states)
+		}
+		// They cannot be had: no reason to condemn the flows to them.
+		node.Store(new([]netip.Addr))
+		r.after(nodeAddrsInterval)
+		r.put(dnsSlice("a", []string{"10.244.0.2"}))
+		synctest.Wait()
+		if got := r.watcher.State().Guard.NodeAddrs; !slices.Equal(got, addrs("192.0.2.2", "fd00::1")) {
+			t.Errorf("addresses %v while none can be had", got)
+		}
+	})
+}
+
+// TestRenamedPort: the Service's port gets another name, and the slices get it
+// later, one after the other. Each endpoint is there all the time.
+func TestRenamedPort(t *testing.T) {
+	inBubble(t, onlyDNS, func(a *apiServer) {
+		a.put(dnsService(), dnsSlice("a", []string{"10.244.0.2"}), dnsSlice("b", []string{"10.244.0.3"}))
+	}, func(t *testing.T, r *rig) {
+		rename := func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = new("dns-udp") }
+		for _, change := range []runtime.Object{
+			dnsService(func(s *corev1.Service) { s.Spec.Ports[0].Name = "dns-udp" }),
+			dnsSlice("b", []string{"10.244.0.3"}, rename),
+			dnsSlice("a", []string{"10.244.0.2"}, rename),
+		} {
+			r.put(change)
+			synctest.Wait()
+			r.wantEndpoints(t, "10.244.0.2:53, 10.244.0.3:53")
+		}
+		if name := r.watcher.State().Guard.Services[0].Ports[0].Name; name != "dns-udp" {
+			t.Errorf("port %q", name)
 		}
 	})
 }
