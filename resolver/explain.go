@@ -64,6 +64,10 @@ func (r *Resolver) Explain(ctx context.Context, name, qtype string, client netip
 	if !ok {
 		return nil, fmt.Errorf("%q is no type of records", qtype)
 	}
+	switch t {
+	case dns.TypeNone, dns.TypeOPT, dns.TypeANY, dns.TypeAXFR, dns.TypeIXFR, dns.TypeMAILA, dns.TypeMAILB, dns.TypeTKEY, dns.TypeTSIG, dns.TypeReserved:
+		return nil, fmt.Errorf("%s is no type of records that are looked up", dns.TypeToString[t])
+	}
 	wire, err := search.WireName(name)
 	if err != nil {
 		return nil, err
@@ -84,26 +88,39 @@ func (r *Resolver) Explain(ctx context.Context, name, qtype string, client netip
 			names = list.Names(nil, wire)
 		}
 	}
-	walk, walks := search.Collapse(list, names[0])
-	if walks && len(names) == 1 {
-		for i := 1; i < walk.Len(); i++ {
+	walk, planned := r.explainPlan(names[0], t, client, list)
+	gap := len(names) // behind it, libcs go on differently: a name before was too long
+	if planned {
+		names, gap = nil, walk.Len()
+		for i := range walk.Len() {
 			if c, ok := walk.Candidate(nil, i); ok {
 				names = append(names, c)
+			} else {
+				gap = min(gap, len(names))
 			}
 		}
 	}
 	var service *serviceAbove
-	if walks {
+	if planned {
 		service = r.serviceAbove(&walk)
 	}
 	for i, n := range names {
-		step, end := r.explainName(ctx, n, t, i == len(names)-1)
-		x.Steps = append(x.Steps, step)
-		if !end {
+		last := i == len(names)-1
+		explained, step := r.explainName(ctx, n, t, last)
+		x.Steps = append(x.Steps, explained)
+		switch step {
+		case search.Stop:
+			planned = false // left to the client
+			continue
+		case search.Win, search.Fail:
+		default:
 			continue
 		}
-		x.Walked = walks
-		if service.abroad(n) && r.explainService(ctx, x, t, service) {
+		x.Walked = planned
+		switch {
+		case walk.Expands() && i == 0, !walk.Expands() && i >= gap && !last:
+			x.Walked = false
+		case planned && service.abroad(n) && r.explainService(ctx, x, t, service):
 			x.Walked = false
 		}
 		break
@@ -112,6 +129,16 @@ func (r *Resolver) Explain(ctx context.Context, name, qtype string, client netip
 		x.Notes = append(x.Notes, "search.domains is empty: if kubelet appends domains of the node to the list, they are missing here")
 	}
 	return x, r.explainAnswer(ctx, x, names[0], t, client, list)
+}
+
+// explainPlan returns the walk that the pipeline begins when the client asks for a
+// name, if any.
+func (r *Resolver) explainPlan(name []byte, t uint16, client netip.Addr, list *search.List) (search.Walk, bool) {
+	s := newScratch(new(counters))
+	s.q.Type, s.q.NameLen = t, len(name)
+	s.key = append(s.key, name...)
+	s.list, s.listGiven = list, true
+	return r.walks.plan(s, client, r.cache.Now())
 }
 
 // explainService notes why a walk does not leave the cluster, if it does not.
@@ -147,10 +174,10 @@ func (r *Resolver) explainList(s *Search, x *Explanation, wire []byte, client ne
 }
 
 // explainName asks one name for both address families, or for the one type.
-func (r *Resolver) explainName(ctx context.Context, name []byte, t uint16, last bool) (step ExplainedStep, end bool) {
+func (r *Resolver) explainName(ctx context.Context, name []byte, t uint16, last bool) (x ExplainedStep, step search.Step) {
 	q := upstream.Question{Name: name, Type: t, Class: dnswire.ClassIN}
 	states := [2]search.State{}
-	step.Name = present(name)
+	x.Name = present(name)
 	for i, each := range []uint16{t, sibling(t)} {
 		if i == 1 && each == t {
 			states[1] = states[0]
@@ -164,19 +191,22 @@ func (r *Resolver) explainName(ctx context.Context, name []byte, t uint16, last 
 		if res.ok {
 			e.TTL = int(max(0, res.entry.TTL(r.cache.Now())).Seconds())
 		}
-		step.States = append(step.States, e)
+		x.States = append(x.States, e)
 	}
-	switch search.Decide(states[0], states[1], last) {
+	if step = search.Decide(states[0], states[1], last); r.withoutAAAA(q) {
+		step = search.DecideByOther(states[1])
+	}
+	switch step {
 	case search.Win:
-		step.Step, end = "the look-up ends here", true
+		x.Step = "the look-up ends here"
 	case search.Fail:
-		step.Step, end = "the look-up fails here", true
+		x.Step = "the look-up fails here"
 	case search.Stop:
-		step.Step = "glibc goes on, musl ends here"
+		x.Step = "glibc goes on, musl ends here"
 	default:
-		step.Step = "not here"
+		x.Step = "not here"
 	}
-	return step, end
+	return x, step
 }
 
 func stateName(s search.State, res *result) string {

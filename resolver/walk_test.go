@@ -250,6 +250,39 @@ func TestWalkAnswersArePrivate(t *testing.T) {
 	})
 }
 
+// TestWalkAnswersAreOfTheList: pods of one namespace with other lists get other
+// answers to the same question, whoever asks first.
+func TestWalkAnswersAreOfTheList(t *testing.T) {
+	const name = "a.b.shop.svc.cluster.local."
+	one := 1
+	pods := map[string]search.Pod{
+		"10.0.0.1": {Namespace: "shop"},
+		"10.0.0.2": {Namespace: "shop", Searches: []string{"corp.example"}},
+		"10.0.0.3": {Namespace: "shop", NDots: &one},
+	}
+	want := map[string]string{
+		"10.0.0.1": "NOERROR | " + name + " CNAME a.b. | a.b. A 192.0.2.1",
+		"10.0.0.2": "NOERROR | " + name + " CNAME a.b.corp.example. | a.b.corp.example. A 192.0.2.1",
+		"10.0.0.3": "NXDOMAIN",
+	}
+	for _, order := range [][]string{{"10.0.0.1", "10.0.0.2", "10.0.0.3"}, {"10.0.0.3", "10.0.0.2", "10.0.0.1"}, {"10.0.0.2", "10.0.0.1", "10.0.0.3"}} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fakeForwarder{answer: zone{"a.b.": "A", "a.b.corp.example.": "A"}.answer(t)}
+			r := newTestResolver(t, f, withSearch(t, func(s *Search) {
+				s.Client = func(a netip.Addr) (*search.List, bool) { return s.Policy.ListOf(pods[a.String()]), true }
+			}))
+			defer end(t, r)
+			for range 2 {
+				for _, client := range order {
+					if got := short(newClient(t, r, client, UDP).lookup(name)); got != want[client] {
+						t.Errorf("order %v: %s gets %s, want %s", order, client, got, want[client])
+					}
+				}
+			}
+		})
+	}
+}
+
 // TestWalkTTL: a winner holds no longer than the denials of the names before
 // it, and a walk that was made before is made in one round trip.
 func TestWalkTTL(t *testing.T) {

@@ -150,3 +150,43 @@ func TestInferKeepsTheLimits(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", shown(inferred), shown(known))
 	}
 }
+
+// TestIdentity: lists have the same identity if and only if clients with them
+// walk alike, wherever they come from. Walks' answers are kept by it.
+func TestIdentity(t *testing.T) {
+	p, err := New(Config{ClusterDomain: "cluster.local", Domains: []string{"node.example"}, NDots: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := func(n int) *int { return &n }
+	const first = "shop.svc.cluster.local"
+	different := []Pod{
+		{Namespace: "shop"},
+		{Namespace: "other"},
+		{Namespace: "shop", NDots: number(4)},
+		{Namespace: "shop", Expand: true},
+		{Namespace: "shop", Searches: []string{"a.example"}},
+		{Namespace: "shop", Searches: []string{"a.example", "b.example"}},
+		{Namespace: "shop", Searches: []string{"b.example", "a.example"}},
+		{Namespace: "shop", Searches: []string{"b.example.a.example"}},
+		{DNSPolicy: None, Searches: []string{first}, NDots: number(5)},
+		{DNSPolicy: None, Searches: []string{first, "example"}, NDots: number(5)},
+		{DNSPolicy: None, Searches: []string{first}},
+	}
+	seen := map[ID]int{}
+	for i, pod := range different {
+		id := p.ListOf(pod).ID()
+		if j, ok := seen[id]; ok {
+			t.Errorf("%v and %v have one identity", different[j], pod)
+		}
+		seen[id] = i
+	}
+	for i, pod := range []Pod{
+		{Namespace: "shop", DNSPolicy: ClusterFirst, NDots: number(5), Searches: []string{"Node.Example."}},
+		{Namespace: "any", DNSPolicy: None, Searches: []string{first, "svc.cluster.local", "cluster.local", "node.example"}, NDots: number(5)},
+	} {
+		if p.ListOf(pod).ID() != p.ListOf(different[0]).ID() {
+			t.Errorf("%d: another identity for the same list", i)
+		}
+	}
+}

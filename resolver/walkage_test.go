@@ -8,6 +8,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/dnsguard/dnsguard/resolver/cache"
 	"github.com/dnsguard/dnsguard/resolver/search"
 )
 
@@ -97,6 +98,44 @@ func TestExpandIsNotForWalkers(t *testing.T) {
 		}
 		if n := f.total(); n != 8 {
 			t.Errorf("%d questions upstream, want 8: %v", n, f.asked)
+		}
+	})
+}
+
+// TestWalkTTLCap: where the operator keeps the cluster's denials for long, a walk's
+// answer still comes to an end soon.
+func TestWalkTTLCap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, err := cache.New(cache.Config{Size: 8 << 20, Zones: []cache.Zone{{Name: ".", Positive: time.Hour, Negative: time.Hour, Stale: time.Hour}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		settings := testSettings()
+		withSearch(t)(&settings)
+		f := &fakeForwarder{answer: func(ctx context.Context, m *dns.Msg) error {
+			err := zone{"a.b.": "A"}.answer(t)(ctx, m)
+			for _, rr := range m.Ns { // the SOA record of a denial
+				rr.Header().Ttl, rr.(*dns.SOA).Minttl = 3600, 3600
+			}
+			return err
+		}}
+		r, err := New(Config{Cache: c, Forwarder: f, Settings: settings})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer end(t, r)
+		client := newClient(t, r, "10.0.0.1", UDP)
+		for name, records := range map[string]int{"a.b.shop.svc.cluster.local.": 2, "x.y.shop.svc.cluster.local.": 1} {
+			m := client.lookup(name)
+			all := append(m.Answer, m.Ns...)
+			if len(all) != records {
+				t.Errorf("got %v, want %d records", m, records)
+			}
+			for _, rr := range all {
+				if ttl := rr.Header().Ttl; ttl > 30 || ttl < 29 { // less what the walk took
+					t.Errorf("%v: want 30 s", rr)
+				}
+			}
 		}
 	})
 }
