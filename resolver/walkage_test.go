@@ -132,6 +132,9 @@ func TestWalkTTLCap(t *testing.T) {
 				t.Errorf("got %v, want %d records", m, records)
 			}
 			for _, rr := range all {
+				if rr.Header().Name == "a.b." {
+					continue // the winner's own, which the CNAME leads to for as long as it holds
+				}
 				if ttl := rr.Header().Ttl; ttl > 30 || ttl < 29 { // less what the walk took
 					t.Errorf("%v: want 30 s", rr)
 				}
