@@ -36,9 +36,9 @@ type kernel interface {
 
 // clientKernel is a kernel that sees clients apart.
 type clientKernel interface {
-	// taken returns how many datagrams and connection attempts of
-	// each client were taken so far; clients that do not ask for minutes are
-	// forgotten.
+	// taken returns how many datagrams and connection attempts of each client
+	// were taken, since it was seen first or its count began anew, which it does
+	// every few minutes.
 	taken() (map[Client]uint64, error)
 	// bypass lets clients' packets pass for some time, from the next ensure on.
 	bypass(map[Client]time.Duration) error

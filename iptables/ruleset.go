@@ -22,7 +22,8 @@ const (
 )
 
 const (
-	// takenTimeout is how long a client is remembered that no longer asks.
+	// takenTimeout is how long a client's count lasts, whether it asks or not:
+	// looking it up does not renew it.
 	takenTimeout = 5 * time.Minute
 	// maxClients bounds the memory that clients with forged addresses cost.
 	maxClients = 65536
