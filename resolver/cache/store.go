@@ -23,20 +23,27 @@ const maxKey = 1024
 // Answers that no caller should pass, truncated ones, failures, and answers to
 // another question, give the zero Entry.
 func (c *Cache) Store(key, resp []byte, r *dnswire.Response, now time.Duration) (Entry, bool) {
-	return c.store(key, resp, r, now, 0)
+	return c.store(key, resp, r, now, maxPeriod, 0)
 }
 
-// StoreLed is Store for an answer that leads from a name that does not exist to
+// StoreFor is Store for an answer that was made of others and holds no longer than
+// they do: for life at most. TTLs are whole seconds, and of a denial that is kept
+// for two, half is lost by rounding down.
+func (c *Cache) StoreFor(key, resp []byte, r *dnswire.Response, now, life time.Duration) (Entry, bool) {
+	return c.store(key, resp, r, now, life, 0)
+}
+
+// StoreLed is StoreFor for an answer that leads from a name that does not exist to
 // one that does, on behalf of a client that would have found it by itself with so
 // many more questions, at least 1: where
 // it does not fit a client's datagram, the reply is the name's own NXDOMAIN,
 // with TC. Clients that heed TC ask again over TCP and are led; those that do
 // not go on by themselves, to an answer that is shorter.
-func (c *Cache) StoreLed(key, resp []byte, r *dnswire.Response, now time.Duration, questions int) (Entry, bool) {
-	return c.store(key, resp, r, now, questions)
+func (c *Cache) StoreLed(key, resp []byte, r *dnswire.Response, now, life time.Duration, questions int) (Entry, bool) {
+	return c.store(key, resp, r, now, life, questions)
 }
 
-func (c *Cache) store(key, resp []byte, r *dnswire.Response, now time.Duration, led int) (Entry, bool) {
+func (c *Cache) store(key, resp []byte, r *dnswire.Response, now, life time.Duration, led int) (Entry, bool) {
 	if r.Flags&dnswire.FlagTC != 0 || len(key) > maxKey || !asks(key, resp, r) {
 		return Entry{}, false
 	}
@@ -56,7 +63,7 @@ func (c *Cache) store(key, resp []byte, r *dnswire.Response, now time.Duration, 
 		most, seg = a.zone.Negative, negative
 	}
 	if sum.Cacheable {
-		a.life = min(time.Duration(sum.TTL)*time.Second, most)
+		a.life = max(0, min(time.Duration(sum.TTL)*time.Second, most, life))
 	}
 	blob, size := a.pack(key, now)
 	shard, tag := c.hash(key)
