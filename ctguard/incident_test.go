@@ -7,10 +7,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // node is a namespace that plays a node with two DNS pods and kube-proxy. Pods
@@ -215,7 +218,14 @@ type nsProber struct {
 
 func (p nsProber) Probe(ctx context.Context, at netip.AddrPort) error {
 	done := make(chan error, 1)
-	p.n.jobs <- func() { done <- p.p.Probe(ctx, at) }
+	go func() { // not in the namespace's one thread: the second probe must not wait for the first
+		runtime.LockOSThread() // and never unlock: the thread ends here
+		if err := unix.Setns(p.n.fd, unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("enter namespace: %w: %w", ErrNotSent, err)
+			return
+		}
+		done <- p.p.Probe(ctx, at)
+	}()
 	return <-done
 }
 

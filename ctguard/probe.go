@@ -2,6 +2,7 @@ package ctguard
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -13,9 +14,14 @@ import (
 // translation.
 type Prober interface {
 	// Probe returns nil as soon as the endpoint has answered anything, and an
-	// error if it did not before the context's end, or cannot.
+	// error if it did not before the context's end, or cannot. The error is
+	// ErrNotSent if that tells nothing of the endpoint.
 	Probe(ctx context.Context, endpoint netip.AddrPort) error
 }
+
+// ErrNotSent: a probe did not leave this machine in time, as without a free
+// file descriptor, behind a firewall of its own, or stopped for a while.
+var ErrNotSent = errors.New("probe not sent")
 
 const (
 	// probeTimeout is the time in which one of two probes has to be answered:
@@ -77,15 +83,17 @@ func (f *follower) follow(ctx context.Context, p Prober, retry time.Duration, he
 	for f.pause(ctx, wait) {
 		switch {
 		case f.terminating.Load() || answered && f.doubted.Load():
-			alive := check(ctx, p, f.endpoint)
+			alive, silent := check(ctx, p, f.endpoint)
 			answered = answered || alive
 			if alive {
 				f.doubted.Store(false)
 			}
-			heard(ctx, answered && !alive)
+			if alive || silent {
+				heard(ctx, answered && silent)
+			}
 			wait = probeEvery
 		case !answered:
-			answered = check(ctx, p, f.endpoint)
+			answered, _ = check(ctx, p, f.endpoint)
 			wait = retry
 		default:
 			heard(ctx, false)
@@ -111,9 +119,10 @@ func (f *follower) pause(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// check sends up to two probes and tells whether one was answered in time. It
-// is over early when both have failed, as when the endpoint's host refuses.
-func check(ctx context.Context, p Prober, endpoint netip.AddrPort) bool {
+// check sends up to two probes and tells whether one was answered in time, or
+// both were sent and none was. It is over early when both have failed, as when the
+// endpoint's host refuses.
+func check(ctx context.Context, p Prober, endpoint netip.AddrPort) (alive, silent bool) {
 	var probes sync.WaitGroup
 	defer probes.Wait()
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -123,18 +132,20 @@ func check(ctx context.Context, p Prober, endpoint netip.AddrPort) bool {
 	probes.Go(probe)
 	second := time.NewTimer(probeAgain)
 	defer second.Stop()
+	silent = true
 	for sent, failed := 1, 0; ; {
+		// The probes tell when the time is over: the answer may be there that
+		// this goroutine was too late for.
 		select {
 		case err := <-results:
 			if err == nil {
-				return true
+				return true, false
 			}
+			silent = silent && !errors.Is(err, ErrNotSent)
 			if failed++; failed == 2 {
-				return false
+				return false, silent
 			}
 		case <-second.C:
-		case <-ctx.Done():
-			return false
 		}
 		if sent == 1 {
 			sent = 2

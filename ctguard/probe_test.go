@@ -2,6 +2,7 @@ package ctguard_test
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
@@ -18,6 +19,7 @@ type prober struct {
 	mu    sync.Mutex
 	alive map[netip.AddrPort]bool
 	count map[netip.AddrPort]int
+	local bool // nothing can be sent
 }
 
 func newProber(alive ...string) *prober {
@@ -34,6 +36,12 @@ func (p *prober) set(a string, alive bool) {
 	p.alive[addr(a)] = alive
 }
 
+func (p *prober) stuck(is bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.local = is
+}
+
 func (p *prober) probes(a string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -43,8 +51,11 @@ func (p *prober) probes(a string) int {
 func (p *prober) Probe(ctx context.Context, at netip.AddrPort) error {
 	p.mu.Lock()
 	p.count[at]++
-	alive := p.alive[at]
+	alive, local := p.alive[at], p.local
 	p.mu.Unlock()
+	if local {
+		return fmt.Errorf("no file descriptor: %w", ctguard.ErrNotSent)
+	}
 	if alive {
 		return nil
 	}
@@ -111,6 +122,34 @@ func TestTerminatingEndpointNeverHeard(t *testing.T) {
 		time.Sleep(67 * time.Second)
 		l.wantPurges()
 		l.wantFlows(1)
+	})
+}
+
+// TestProbesNotSent: that no probe can be sent is not the endpoint's silence, nor
+// does it make a silent one alive.
+func TestProbesNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProber(podA, podB)
+		l := start(t, &ctguardtest.Table{}, func(c *ctguard.Config) { c.Prober = p })
+		l.add(flow(1, vip, podA))
+		l.guard.Update(kubeDNS(podA, podB))
+		time.Sleep(67 * time.Second)
+		p.stuck(true)
+		l.guard.Update(kubeDNS("-"+podA, podB))
+		time.Sleep(7 * time.Second)
+		l.wantPurges()
+		if n := p.probes(podA); n < 8 {
+			t.Errorf("%d probes were tried", n)
+		}
+
+		p.stuck(false)
+		p.set(podA, false)
+		time.Sleep(1500 * time.Millisecond)
+		l.wantPurges("1 terminating-silent")
+		p.stuck(true)
+		time.Sleep(1500 * time.Millisecond)
+		l.add(flow(2, vip, podA))
+		l.wantPurges("2 terminating-silent event")
 	})
 }
 

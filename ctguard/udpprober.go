@@ -3,12 +3,16 @@ package ctguard
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // UDPProber probes DNS servers with a query over UDP. Anything that comes
@@ -46,7 +50,7 @@ func (p *UDPProber) Probe(ctx context.Context, endpoint netip.AddrPort) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "udp", endpoint.String())
 	if err != nil {
-		return fmt.Errorf("probe %v: %w", endpoint, err)
+		return fmt.Errorf("probe %v: %w", endpoint, unsent(err))
 	}
 	defer func() { _ = conn.Close() }()
 	// The past: whatever waits returns at once.
@@ -56,13 +60,40 @@ func (p *UDPProber) Probe(ctx context.Context, endpoint netip.AddrPort) error {
 	query := append([]byte(nil), p.query...)
 	binary.BigEndian.PutUint16(query, id)
 	if _, err := conn.Write(query); err != nil {
+		return fmt.Errorf("probe %v: %w", endpoint, unsent(err))
+	}
+	if err := awaitAnswer(conn, id); err != nil {
 		return fmt.Errorf("probe %v: %w", endpoint, err)
 	}
+	return nil
+}
+
+// unsent is err as [ErrNotSent], unless it says something of the endpoint.
+func unsent(err error) error {
+	for _, theirs := range []error{unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH} {
+		if errors.Is(err, theirs) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", ErrNotSent, err)
+}
+
+// awaitAnswer reads until there is an answer or the connection's deadline is
+// over. What has come by then counts, also if this process was held up.
+func awaitAnswer(conn net.Conn, id uint16) error {
 	var buf [512]byte
-	for {
+	for last := false; ; {
 		n, err := conn.Read(buf[:])
+		if errors.Is(err, os.ErrDeadlineExceeded) && !last {
+			// Past its deadline, a connection does not look.
+			last = true
+			if err := conn.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
+				return err
+			}
+			continue
+		}
 		if err != nil {
-			return fmt.Errorf("probe %v: %w", endpoint, err)
+			return err
 		}
 		const header, response = 12, 0x80
 		if n >= header && binary.BigEndian.Uint16(buf[:]) == id && buf[2]&response != 0 {

@@ -2,10 +2,14 @@ package ctguard
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestUDPProber(t *testing.T) {
@@ -65,6 +69,76 @@ func TestUDPProber(t *testing.T) {
 	for _, name := range []string{"a..b", ".", string(make([]byte, 64)), string(make([]byte, 300))} {
 		if _, err := NewUDPProber(name); (err == nil) != (name == ".") {
 			t.Errorf("NewUDPProber(%q): %v", name, err)
+		}
+	}
+}
+
+// TestUDPProberLate: an answer that came in time counts, although nobody looked
+// before the time was over.
+func TestUDPProberLate(t *testing.T) {
+	server, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	conn, err := net.DialUDP("udp", nil, server.LocalAddr().(*net.UDPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for _, tt := range []struct {
+		name  string
+		sent  [][]byte
+		alive bool
+	}{
+		{"answer", [][]byte{{0, 7, 0x80, 11: 0}}, true},
+		{"another, then the answer", [][]byte{{0, 8, 0x80, 11: 0}, {0, 7, 0x80, 11: 0}}, true},
+		{"another", [][]byte{{0, 8, 0x80, 11: 0}}, false},
+		{"nothing", nil, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, b := range tt.sent { // over loopback, they have arrived when this returns
+				if _, err := server.WriteTo(b, conn.LocalAddr()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := conn.SetDeadline(time.Unix(1, 0)); err != nil {
+				t.Fatal(err)
+			}
+			if err := awaitAnswer(conn, 7); (err == nil) != tt.alive {
+				t.Errorf("awaitAnswer: %v", err)
+			}
+		})
+	}
+}
+
+// TestUDPProberCannot: what keeps a probe on this machine tells nothing of the
+// endpoint.
+func TestUDPProberCannot(t *testing.T) {
+	p, err := NewUDPProber(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.Probe(ctx, netip.MustParseAddrPort("127.0.0.1:9")); !errors.Is(err, ErrNotSent) {
+		t.Errorf("Probe after its time: %v", err)
+	}
+	for _, tt := range []struct {
+		err  error
+		sent bool
+	}{
+		{unix.EMFILE, false},
+		{unix.EPERM, false},
+		{unix.ENOBUFS, false},
+		{os.ErrDeadlineExceeded, false},
+		{unix.ECONNREFUSED, true},
+		{unix.EHOSTUNREACH, true},
+		{unix.ENETUNREACH, true},
+	} {
+		err := unsent(&net.OpError{Op: "write", Err: os.NewSyscallError("sendto", tt.err)})
+		if errors.Is(err, ErrNotSent) == tt.sent || !errors.Is(err, tt.err) {
+			t.Errorf("%v becomes %v", tt.err, err)
 		}
 	}
 }
