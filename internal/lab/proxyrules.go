@@ -27,8 +27,8 @@ const (
 //	table ip kube-proxy {
 //	  chain nat-prerouting   { type nat hook prerouting priority dstnat; jump services }
 //	  chain nat-output       { type nat hook output priority dstnat; jump services }
-//	  chain filter-forward   { type filter hook forward priority dstnat - 10; jump reject-empty }
-//	  chain filter-output    { type filter hook output priority dstnat - 10; jump reject-empty }
+//	  chain filter-forward   { type filter hook forward priority dstnat - 10; ct state new jump reject-empty }
+//	  chain filter-output    { type filter hook output priority dstnat - 10; ct state new jump reject-empty }
 //	  chain services         { ip daddr VIP meta l4proto udp th dport 53 goto service-kube-dns; same for tcp }
 //	  chain service-kube-dns { numgen random mod 2 vmap { 0 : goto kube-dns-0, 1 : goto kube-dns-1 } }
 //	  chain kube-dns-0       { dnat to 10.244.0.2:53 }
@@ -47,8 +47,8 @@ func writeTable(conn *nftables.Conn, family nftables.TableFamily, services []*Se
 	}
 	w.hook("nat-prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, -100, dispatch)
 	w.hook("nat-output", nftables.ChainTypeNAT, nftables.ChainHookOutput, -100, dispatch)
-	w.hook("filter-forward", nftables.ChainTypeFilter, nftables.ChainHookForward, -110, rejects)
-	w.hook("filter-output", nftables.ChainTypeFilter, nftables.ChainHookOutput, -110, rejects)
+	w.hook("filter-forward", nftables.ChainTypeFilter, nftables.ChainHookForward, -110, rejects, stateNew()...)
+	w.hook("filter-output", nftables.ChainTypeFilter, nftables.ChainHookOutput, -110, rejects, stateNew()...)
 	return w.err
 }
 
@@ -67,11 +67,11 @@ func (w *tableWriter) chain(name string) *nftables.Chain {
 }
 
 // hook adds a base chain that jumps to another.
-func (w *tableWriter) hook(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority nftables.ChainPriority, to *nftables.Chain) {
+func (w *tableWriter) hook(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority nftables.ChainPriority, to *nftables.Chain, match ...expr.Any) {
 	base := w.conn.AddChain(&nftables.Chain{
 		Name: name, Table: w.table, Type: kind, Hooknum: hook, Priority: new(priority),
 	})
-	w.rule(base, verdict(expr.VerdictJump, to.Name))
+	w.rule(base, match, verdict(expr.VerdictJump, to.Name))
 }
 
 func (w *tableWriter) rule(chain *nftables.Chain, parts ...[]expr.Any) {
@@ -166,6 +166,19 @@ func matchFrontend(frontend netip.AddrPort, proto byte) []expr.Any {
 		// UDP and TCP have the destination port at the same place.
 		&expr.Payload{DestRegister: unix.NFT_REG_1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
 		equal(binary.BigEndian.AppendUint16(nil, frontend.Port())),
+	}
+}
+
+// stateNew matches packets of flows that begin. Untracked ones are none: kube-proxy
+// leaves those to whoever took them (pkg/proxy/iptables, pkg/proxy/nftables).
+func stateNew() []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: unix.NFT_REG_1},
+		&expr.Bitwise{
+			SourceRegister: unix.NFT_REG_1, DestRegister: unix.NFT_REG_1, Len: 4,
+			Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitNEW), Xor: make([]byte, 4),
+		},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: unix.NFT_REG_1, Data: make([]byte, 4)},
 	}
 }
 
