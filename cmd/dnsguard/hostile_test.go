@@ -158,14 +158,14 @@ func garbage(query []byte, end int) [][]byte {
 		func() []byte { good[7] = 200; return good },                                                 // 200 records announced
 		func() []byte { good[len(good)-1]++; good[end], good[end+1] = 0xc0, byte(end); return good }, // a pointer to itself
 		func() []byte { return make([]byte, 1500) },
-		func() []byte { return query },                      // an echo
-		func() []byte { return query[:5] },                  // not even a header
-		func() []byte { good[2] &^= 0x80; return good },     // no response
-		func() []byte { good[3] |= 5; return good[:12] },    // REFUSED, without a question
-		func() []byte { good[end+10] = 0xff; return good },  // longer than the message
-		func() []byte { return append(good, good[12:]...) }, // and more behind it
+		func() []byte { return query },                     // an echo
+		func() []byte { return query[:5] },                 // not even a header
+		func() []byte { good[2] &^= 0x80; return good },    // no response
+		func() []byte { good[3] |= 5; return good[:12] },   // REFUSED, without a question
+		func() []byte { good[end+10] = 0xff; return good }, // longer than the message
+		func() []byte { return nil },
 	}
-	return [][]byte{kinds[int(query[13])%len(kinds)]()}
+	return [][]byte{kinds[int(query[19]+query[20])%len(kinds)]()} // the last digits of a unique name
 }
 
 // serveTCP takes questions in for a moment and then answers all at once.

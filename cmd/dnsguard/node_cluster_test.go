@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -8,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -51,16 +53,31 @@ func TestNodeClusterBreaks(t *testing.T) {
 	await(t, "the guard to follow", func() bool { return d.metric("dnsguard_guard_deleted_total") > 0 })
 }
 
-// built builds the program as it is shipped; a test binary is larger.
+// built returns the program as it is shipped; a test binary is larger. It is built
+// once, and TestMain removes it.
 func built(t *testing.T) string {
 	t.Helper()
-	exe := filepath.Join(t.TempDir(), "dnsguard")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", exe, ".")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build dnsguard: %v\n%s", err, out)
+	dir, err := builtIn()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return exe
+	return filepath.Join(dir, "dnsguard")
 }
+
+var builtIn = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "dnsguard-built")
+	if err != nil {
+		return "", err
+	}
+	builtDir = dir
+	cmd := exec.CommandContext(context.Background(), "go", "build", "-buildvcs=false", "-o", dir, ".")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build dnsguard: %w\n%s", err, out)
+	}
+	return dir, nil
+})
+
+var builtDir string // to be removed
 
 // TestNodeMemory: what the whole daemon needs when idle, and that it serves
 // without an API server.

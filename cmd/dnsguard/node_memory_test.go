@@ -166,18 +166,35 @@ func asDeployed(h *hostile) []string {
 }
 
 // TestNodeMemoryLimit: with the manifest's configuration and a limit of 128 MiB,
-// no flood has the process killed, and what is known is answered afterwards.
+// no flood has the process killed, and what is known is answered afterwards; nor
+// with as many readers as a configuration may ask for.
 func TestNodeMemoryLimit(t *testing.T) {
 	labtest.RequireSpeed(t)
+	for _, tt := range []struct {
+		name    string
+		readers int // 0: as many as it finds right
+		length  time.Duration
+	}{
+		{"as deployed", 0, 10 * time.Second},
+		{"64 readers", 64, 6 * time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) { memoryUnderFlood(t, tt.readers, tt.length) })
+	}
+}
+
+func memoryUnderFlood(t *testing.T, readers int, length time.Duration) {
 	group := labtest.NewMemoryGroup(t, memoryLimit)
 	n := newNode(t)
 	h := n.addHostile()
 	t.Setenv("GOMEMLIMIT", strconv.Itoa(goMemLimit))
 	n.exe = built(t)
 	var d *guardd
-	confinement{Exe: n.exe, Procs: group.Procs()}.on(t, n, func() { d = n.launch("a", asDeployed(h)...) })
+	confinement{Exe: n.exe, Procs: group.Procs()}.on(t, n, func() { d = n.launch("a", append(asDeployed(h), fmt.Sprintf("limits: {readers: %d}", readers))...) })
 	defer d.stop()
 	d.awaitReady()
+	if readers > 0 {
+		d.awaitLog(`"msg":"serving"`, fmt.Sprintf(`"readers":%d`, readers))
+	}
 	if err := n.ask(n.pod.Namespace, "udp", clusterIP4, cachedName); err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +202,7 @@ func TestNodeMemoryLimit(t *testing.T) {
 		t.Fatalf("%d octets are charged to the group, %v: the process is not in it", all, err)
 	}
 	marks := watch(t, group)
-	n.flood(12*time.Second, netip.AddrPortFrom(n.Node.IP4, 9253))()
+	n.flood(length, netip.AddrPortFrom(n.Node.IP4, 9253))()
 	marks.end()
 	t.Log(marks)
 	kills, err := group.Kills()

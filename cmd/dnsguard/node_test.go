@@ -38,7 +38,11 @@ func TestMain(m *testing.M) {
 		goLookups(os.Stdin, os.Stdout)
 		return
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if builtDir != "" {
+		_ = os.RemoveAll(builtDir)
+	}
+	os.Exit(code)
 }
 
 // Addresses that are intercepted on a node.
