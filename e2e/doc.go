@@ -28,6 +28,8 @@
 //	TestAPIDown      the API server away; dnsguard started without it
 //	TestSearch       what glibc finds, with search lists finished by the node or not
 //	TestTargetPort   CoreDNS on port 5353, as OpenShift has it
+//	TestManifest     deploy/daemonset.yaml as it is, with the DaemonSet controller:
+//	                 rights, capabilities, probes, an upgrade under load, mistakes
 //
 // Each prints its figures in one line a case. Compare figures of one run only:
 // machines differ, and are busy.

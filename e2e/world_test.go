@@ -35,6 +35,7 @@ var controlPlane struct {
 }
 
 func TestMain(m *testing.M) {
+	kubelab.Contain()
 	code := m.Run()
 	if c := controlPlane.cluster; c != nil {
 		if err := c.Close(); err != nil {

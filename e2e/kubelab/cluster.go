@@ -174,7 +174,7 @@ func (c *Cluster) StartAPI(ctx context.Context) error {
 		return err
 	}
 	c.manager, err = start(c.control, "kube-controller-manager", c.components.path("kube-controller-manager"), []string{
-		"--kubeconfig=/run/kubeconfig", "--controllers=endpointslice-controller", "--leader-elect=false",
+		"--kubeconfig=/run/kubeconfig", "--controllers=endpointslice-controller,daemonset-controller", "--leader-elect=false",
 		"--authentication-skip-lookup=true", "--bind-address=127.0.0.1",
 	}, map[string][]byte{"kubeconfig": config})
 	return err
