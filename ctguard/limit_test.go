@@ -43,3 +43,17 @@ func TestHistogram(t *testing.T) {
 		t.Errorf("count %d, sum %v", h.Count(), h.Sum)
 	}
 }
+
+// TestSurveyIsBounded: a sweep keeps no more stale flows than can be deleted at
+// once, however many there are.
+func TestSurveyIsBounded(t *testing.T) {
+	p := NewPolicy(services(kubeDNS()), Facts{})
+	s := newSurvey()
+	s.room = 4
+	for range 10 {
+		s.add(p, flow(client, vip4, podA))
+	}
+	if len(s.stale) != 4 || s.over != 6 || s.flows[Stale] != 10 {
+		t.Errorf("%d kept, %d left out, flows %v", len(s.stale), s.over, s.flows)
+	}
+}

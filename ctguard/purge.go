@@ -3,6 +3,7 @@ package ctguard
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -14,8 +15,11 @@ const deleteCost = 7 * time.Microsecond
 // removed.
 func (r *runner) purgeSurvey(ctx context.Context, s *survey) int {
 	stale := r.allow(s.stale, false)
+	if !r.cfg.DryRun {
+		r.refuse(s.over)
+	}
 	removed := 0
-	if len(stale) == len(s.stale) {
+	if len(stale) == len(s.stale) && s.over == 0 {
 		stale, removed = r.purgePairs(ctx, s)
 	}
 	return removed + r.purge(ctx, stale, false)
@@ -49,11 +53,16 @@ func (r *runner) purgePairs(ctx context.Context, s *survey) (rest []Finding, rem
 	return rest, removed
 }
 
-// purge deletes flows one by one and returns how many it removed.
-func (g *Guard) purge(ctx context.Context, found []Finding, event bool) int {
-	if len(found) == 0 {
-		return 0
+// purge deletes flows one by one and returns how many it removed. It takes them
+// in portions: what it needs besides is as large as they are.
+func (g *Guard) purge(ctx context.Context, found []Finding, event bool) (removed int) {
+	for part := range slices.Chunk(found, mostKnown) {
+		removed += g.purgePart(ctx, part, event)
 	}
+	return removed
+}
+
+func (g *Guard) purgePart(ctx context.Context, found []Finding, event bool) int {
 	flows := make([]Flow, len(found))
 	for i, f := range found {
 		flows[i] = f.Flow
@@ -122,14 +131,22 @@ func (g *Guard) allow(found []Finding, event bool) []Finding {
 		return nil
 	}
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	n := g.bucket.take(len(found), time.Now())
-	if refused := len(found) - n; refused > 0 {
-		g.stats.Refused += uint64(refused)
-		g.todo.retry = true
-		g.kick()
-	}
+	g.mu.Unlock()
+	g.refuse(len(found) - n)
 	return found[:n]
+}
+
+// refuse notes that so many stale flows are left to the next sweep.
+func (g *Guard) refuse(n int) {
+	if n == 0 {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stats.Refused += uint64(n)
+	g.todo.retry = true
+	g.kick()
 }
 
 // rehearse reports what would be deleted, each flow once.

@@ -68,6 +68,28 @@ func TestRateLimit(t *testing.T) {
 	})
 }
 
+// TestMoreThanTheLimit: a message that deletes all flows of an endpoint is not
+// sent if there are more of them than may be deleted at once; in the end, all go.
+func TestMoreThanTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const many, burst = 10_000, 6000
+		l := start(t, &ctguardtest.Table{DumpTime: time.Millisecond}, func(c *ctguard.Config) {
+			c.Limit = ctguard.Limit{PerSecond: 2000, Burst: burst}
+		})
+		for i := range many {
+			l.table.Set(flow(i+1, vip, podA))
+		}
+		l.guard.Update(kubeDNS(podB))
+		time.Sleep(500 * time.Millisecond)
+		s := l.guard.Stats()
+		if r := l.table.Requests(); r.DeleteMatching != 0 || s.Deleted[ctguard.EndpointGone] != burst || s.Refused != many-burst {
+			t.Errorf("%+v; deleted %v, refused %d", r, s.Deleted, s.Refused)
+		}
+		time.Sleep(5 * time.Second)
+		l.wantFlows()
+	})
+}
+
 // TestDeletesManyAtOnce: one message instead of thousands, where that is safe
 // and worth a walk over the table.
 func TestDeletesManyAtOnce(t *testing.T) {

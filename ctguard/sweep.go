@@ -50,6 +50,8 @@ type survey struct {
 
 	// Of a part only:
 	stale []Finding
+	room  int // how many of these there may be: more are never deleted at once
+	over  int // stale flows beyond
 	pairs map[Match]*pair
 	began time.Time
 	took  time.Duration // to read
@@ -114,9 +116,13 @@ func (s *survey) add(p *Policy, f Flow) {
 	if p.facts.Evidence {
 		s.witness(p, f, r)
 	}
-	if v == Stale {
+	switch {
+	case v != Stale:
+	case len(s.stale) < s.room:
 		front, _ := p.frontend(f)
 		s.stale = append(s.stale, Finding{f, front, v, r})
+	default:
+		s.over++
 	}
 }
 
@@ -131,6 +137,7 @@ func (s *survey) reconsider(p *Policy) {
 			s.stale = append(s.stale, f)
 		}
 	}
+	s.over = 0     // unseen
 	clear(s.pairs) // nor is any pair known any more to have stale flows only
 }
 
@@ -180,7 +187,7 @@ func (r *runner) sweep(ctx context.Context) {
 func (r *runner) sweepPart(ctx context.Context, p *Policy, ms []Match) (*survey, error) {
 	began := time.Now()
 	var s *survey
-	err := r.dump(ctx, ms, func() { s = newSurvey(); s.began = began }, func(f Flow) { s.add(p, f) })
+	err := r.dump(ctx, ms, func() { s = newSurvey(); s.began, s.room = began, r.cfg.Limit.Burst }, func(f Flow) { s.add(p, f) })
 	if err != nil {
 		return nil, err
 	}
