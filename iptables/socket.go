@@ -56,6 +56,17 @@ func Listen(ctx context.Context, addr netip.AddrPort, cfg ListenConfig) (*Socket
 	return nil, fmt.Errorf("listen on %v: other sockets there come and go", addr)
 }
 
+// Served reports whether somebody has sockets on the address, UDP or TCP: those
+// of a predecessor, from which Listen and Steer would take its queries.
+func Served(addr netip.AddrPort) (bool, error) {
+	for _, p := range protos() {
+		if n, err := countGroup(p, addr); n > 0 || err != nil {
+			return n > 0, err
+		}
+	}
+	return false, nil
+}
+
 // open opens the sockets; again is true if others changed the group meanwhile.
 func (s *Sockets) open(ctx context.Context, cfg ListenConfig) (again bool, err error) {
 	lc := cfg.Net

@@ -24,6 +24,8 @@ const (
 	// given up its addresses, and how often to look.
 	interceptRelease = 10 * time.Second
 	interceptPoll    = 5 * time.Millisecond
+	// How often to look whether a predecessor still serves.
+	interceptTurn = 100 * time.Millisecond
 )
 
 // Reasons of withdrawals, in metrics and logs.
@@ -163,6 +165,9 @@ func (i *interception) apply(ctx context.Context) error {
 	if err := i.standBy(ctx, c.Addresses); err != nil {
 		return err
 	}
+	if err := i.awaitTurn(ctx, c.Addresses); err != nil {
+		return err
+	}
 	for _, a := range c.Addresses {
 		if err := i.openFree(ctx, a); err != nil {
 			return err
@@ -210,6 +215,51 @@ func (i *interception) standBy(ctx context.Context, addrs []netip.AddrPort) erro
 	i.freed = time.Now()
 	i.d.log.Info("the addresses are free: taking over")
 	return nil
+}
+
+// awaitTurn waits until an upstream has answered, or nobody serves the addresses
+// any more. A predecessor may serve them well, or at least from its cache, where
+// we can answer nothing: with a wrong list of upstreams, or in their outage. With
+// the sockets we would take all its queries, while its rules go on to take them
+// from kube-proxy.
+func (i *interception) awaitTurn(ctx context.Context, addrs []netip.AddrPort) error {
+	look := time.NewTicker(interceptTurn)
+	defer look.Stop()
+	for waiting := false; ; waiting = true {
+		select {
+		case <-i.d.heard:
+			return nil
+		default:
+		}
+		addr, err := i.servedByOthers(addrs)
+		if err != nil || !addr.IsValid() {
+			return err
+		}
+		if !waiting {
+			i.d.log.Info("waiting for an answer of an upstream: another process serves the address", "address", addr.String())
+			i.d.conditions.notReady("intercept", fmt.Sprintf("another process serves %v, until an upstream has answered us", addr))
+		}
+		select {
+		case <-i.d.heard:
+		case <-look.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// servedByOthers returns an address that somebody else has sockets on, if there
+// is one.
+func (i *interception) servedByOthers(addrs []netip.AddrPort) (netip.AddrPort, error) {
+	for _, a := range addrs {
+		if i.sockets[a] != nil {
+			continue
+		}
+		if served, err := iptables.Served(a); served || err != nil {
+			return a, err
+		}
+	}
+	return netip.AddrPort{}, nil
 }
 
 // openFree opens an address, and waits for the sockets of one that has stood

@@ -62,7 +62,14 @@ func (v nodeVariant) servers(n *node) (out []netip.AddrPort) {
 
 // start starts a daemon that intercepts so.
 func (v nodeVariant) start(n *node, name string, more ...string) *guardd {
-	return n.start(name, append([]string{v.intercept}, more...)...)
+	d := v.launch(n, name, more...)
+	d.awaitReady()
+	return d
+}
+
+// launch does not wait until it is ready.
+func (v nodeVariant) launch(n *node, name string, more ...string) *guardd {
+	return n.launch(name, append([]string{v.intercept}, more...)...)
 }
 
 // stream is one kind of client.
@@ -323,5 +330,49 @@ func TestNodeUpgrade(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestNodeUpgradeToMute starts a second daemon that no upstream answers, beside
+// one that works: it takes nothing from it. When the first one goes, kube-proxy
+// serves.
+func TestNodeUpgradeToMute(t *testing.T) {
+	for _, v := range nodeVariants() {
+		v := v.patient()
+		t.Run(v.name, func(t *testing.T) {
+			n := newNode(t)
+			old := v.start(n, "old")
+			young := v.launch(n, "young", `upstreams: [{zones: ["."], servers: [192.0.2.1]}]`)
+			defer young.stop()
+			await(t, "a reason not to be ready", func() bool {
+				return strings.Contains(young.page("/readyz"), "until an upstream has answered us")
+			})
+			streams := n.streams(v, 300, 60, time.Second)
+			if lost := drive(t, streams)(); lost > 0 {
+				t.Errorf("%d queries lost beside the newcomer", lost)
+			}
+			for _, server := range v.servers(n) {
+				if !n.taken(n.pod, server) {
+					t.Errorf("queries to %v are not taken", server)
+				}
+			}
+			old.stop()
+			before := n.asked()
+			for range 5 {
+				if err := n.ask(n.pod.Namespace, "udp", v.busiest(), cachedName); err != nil {
+					t.Errorf("after the first one has gone: %v", err)
+				}
+			}
+			if n.asked()-before < 5 {
+				t.Error("kube-proxy does not serve after the first one has gone")
+			}
+			young.awaitLog("intercepting")
+			if page := young.page("/readyz"); !strings.Contains(page, "none has answered yet") {
+				t.Errorf("/readyz: %s", page)
+			}
+			if young.logged("taking queries") != "" {
+				t.Error("the newcomer takes queries")
+			}
+		})
 	}
 }
