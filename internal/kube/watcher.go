@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dnsguard/dnsguard/ctguard"
 	"github.com/dnsguard/dnsguard/resolver/search"
 )
 
@@ -123,12 +124,74 @@ func (w *Watcher) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-w.feeds.changed:
+			if w.moves() {
+				settle(ctx)
+			}
 		case <-ticker.C:
 		}
 		if ctx.Err() == nil {
 			w.tell(reported)
 		}
 	}
+}
+
+// settleTime is how long an endpoint may be missing while the controller moves it
+// from one slice to another, which takes two writes. It is half of what the guard
+// has to delete the flows of one that has really gone, and which it has only then:
+// with all endpoints in one slice, and for those that have terminated before,
+// nobody waits.
+const settleTime = 50 * time.Millisecond
+
+func settle(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	<-ctx.Done()
+}
+
+// moves tells whether an endpoint is missing that may only be on its way from one
+// slice to another.
+func (w *Watcher) moves() bool {
+	last := w.state.Load().Guard
+	if last == nil {
+		return false
+	}
+	w.feeds.mu.Lock()
+	defer w.feeds.mu.Unlock()
+	for _, svc := range last.Services {
+		for name, feed := range w.feeds.slices {
+			if name.String() == svc.Name && misses(feed.objects, svc) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// misses tells whether the slices lack an endpoint that served and did not
+// terminate, while there are several with endpoints of its family.
+func misses(in map[Name]slice, svc ctguard.Service) bool {
+	there := map[netip.AddrPort]bool{}
+	of := map[bool]int{} // slices by whether they are of IPv4
+	for _, s := range in {
+		families := map[bool]bool{}
+		for _, es := range s {
+			for _, e := range es {
+				there[e.Addr] = true
+				families[e.Addr.Addr().Is4()] = true
+			}
+		}
+		for f := range families {
+			of[f]++
+		}
+	}
+	for _, p := range svc.Ports {
+		for _, e := range p.Endpoints {
+			if e.Serving && !e.Terminating && !there[e.Addr] && of[e.Addr.Addr().Is4()] > 1 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // tell tells what is new.

@@ -126,6 +126,48 @@ func TestNodeAddrs(t *testing.T) {
 	})
 }
 
+// TestMovedEndpoint: the controller writes two slices, and between the two an
+// endpoint is in neither. Nobody is told so.
+func TestMovedEndpoint(t *testing.T) {
+	inBubble(t, onlyDNS, func(a *apiServer) {
+		a.put(dnsService(), dnsSlice("a", []string{"10.244.0.2", "10.244.0.3"}), dnsSlice("b", []string{"10.244.0.4"}))
+	}, func(t *testing.T, r *rig) {
+		const all = "10.244.0.2:53, 10.244.0.3:53, 10.244.0.4:53"
+		r.tellings()
+		r.put(dnsSlice("a", []string{"10.244.0.3", "10.244.0.4"}))
+		r.after(settleTime - time.Millisecond)
+		r.wantEndpoints(t, all)
+		r.put(dnsSlice("b", []string{"10.244.0.2"}))
+		r.after(time.Second)
+		r.wantEndpoints(t, all)
+		if states, _ := r.tellings(); states != 0 {
+			t.Errorf("told %d states", states)
+		}
+
+		// One that has gone is told to be gone in time.
+		r.put(dnsSlice("a", []string{"10.244.0.3"}))
+		r.after(settleTime)
+		r.wantEndpoints(t, "10.244.0.2:53, 10.244.0.3:53")
+
+		// One that terminated first is not waited for, nor is any where there is
+		// only one slice, be it one for each family.
+		r.put(dnsSlice("a", []string{"10.244.0.3"}, func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
+		}), dnsSlice("c", []string{"10.244.0.5"}))
+		synctest.Wait()
+		r.put(dnsSlice("a", nil))
+		synctest.Wait()
+		r.wantEndpoints(t, "10.244.0.2:53, 10.244.0.5:53")
+		r.put(dnsSlice("c", nil), dnsSlice("c6", []string{"fd00::2"}, func(s *discoveryv1.EndpointSlice) {
+			s.AddressType = discoveryv1.AddressTypeIPv6
+		}))
+		r.after(settleTime)
+		r.put(dnsSlice("b", nil))
+		synctest.Wait()
+		r.wantEndpoints(t, "[fd00::2]:53")
+	})
+}
+
 // TestRenamedPort: the Service's port gets another name, and the slices get it
 // later, one after the other. Each endpoint is there all the time.
 func TestRenamedPort(t *testing.T) {
