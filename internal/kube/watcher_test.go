@@ -158,13 +158,13 @@ func TestMovedEndpoint(t *testing.T) {
 		r.put(dnsSlice("a", nil))
 		synctest.Wait()
 		r.wantEndpoints(t, "10.244.0.2:53, 10.244.0.5:53")
-		r.put(dnsSlice("c", nil), dnsSlice("c6", []string{"fd00::2"}, func(s *discoveryv1.EndpointSlice) {
+		r.put(dnsSlice("b", []string{"10.244.0.2", "10.244.0.6"}), dnsSlice("c", nil), dnsSlice("c6", []string{"fd00::2"}, func(s *discoveryv1.EndpointSlice) {
 			s.AddressType = discoveryv1.AddressTypeIPv6
 		}))
 		r.after(settleTime)
-		r.put(dnsSlice("b", nil))
+		r.put(dnsSlice("b", []string{"10.244.0.2"}))
 		synctest.Wait()
-		r.wantEndpoints(t, "[fd00::2]:53")
+		r.wantEndpoints(t, "10.244.0.2:53, [fd00::2]:53")
 	})
 }
 
