@@ -78,6 +78,9 @@ func (r *Resolver) Explain(ctx context.Context, name, qtype string, client netip
 	}
 	x := &Explanation{Name: name, Type: dns.TypeToString[t]}
 	list := r.explainList(s, x, wire, client, namespace)
+	if list == nil && x.Source == "namespace" {
+		return nil, fmt.Errorf("%q is no namespace", namespace)
+	}
 	names := [][]byte{wire}
 	if list != nil {
 		x.NDots = list.NDots

@@ -131,8 +131,8 @@ func TestExplain(t *testing.T) {
 
 func TestExplainErrors(t *testing.T) {
 	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)}, withSearch(t))
-	for name, args := range map[string][2]string{"no such type": {"a.example", "AX"}, "no name": {"a..example", "A"}} {
-		if _, err := r.Explain(t.Context(), args[0], args[1], netip.Addr{}, ""); err == nil {
+	for name, args := range map[string][3]string{"no such type": {"a.example", "AX"}, "no name": {"a..example", "A"}, "no namespace": {"a.example", "A", "a.b"}} {
+		if _, err := r.Explain(t.Context(), args[0], args[1], netip.Addr{}, args[2]); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}

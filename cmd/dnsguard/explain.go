@@ -123,8 +123,10 @@ func (d *daemon) explainHTTP(w http.ResponseWriter, r *http.Request) {
 // writeExplanation prints an explanation for a person.
 func writeExplanation(out io.Writer, x *resolver.Explanation, where string) {
 	fmt.Fprintf(out, "%s %s, as seen by %s\n", x.Name, x.Type, where)
-	switch x.Source {
-	case "none":
+	switch {
+	case x.Source == "pod" && len(x.List) == 0:
+		fmt.Fprintf(out, "search list: the pod %s has none of its own (host network, not running yet), or libcs differ on what it says; the name is looked up as it is\n", x.Client)
+	case x.Source == "none":
 		fmt.Fprintln(out, "search list: none is known for this client; the name is looked up as it is")
 	default:
 		from := map[string]string{"pod": "of the pod " + x.Client, "namespace": "of a ClusterFirst pod of the namespace", "inferred": "read off the name"}[x.Source]
@@ -145,8 +147,11 @@ func writeExplanation(out io.Writer, x *resolver.Explanation, where string) {
 	}
 	_ = w.Flush()
 	finished := "the client walks by itself"
-	if x.Walked {
+	switch {
+	case x.Walked:
 		finished = "its walk is finished in this one step"
+	case len(x.List) == 0:
+		finished = "no walk is made"
 	}
 	fmt.Fprintf(out, "\nasked for %s: %s; %s\n", x.Asked, x.Rcode, finished)
 	for _, rr := range x.Answer {
