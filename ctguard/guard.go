@@ -100,6 +100,8 @@ type Guard struct {
 	// yet, or zero.
 	earlyNews time.Time
 
+	answered map[netip.AddrPort]bool // endpoints that serve and have answered probes
+
 	bucket   bucket
 	stats    Stats
 	reported map[flowKey]uint64 // what a dry run has reported, by the last sweep that saw it
@@ -140,6 +142,7 @@ func New(cfg Config) (*Guard, error) {
 			Deleted: make(map[Reason]uint64),
 			Errors:  make(map[Op]uint64),
 		},
+		answered: make(map[netip.AddrPort]bool),
 		reported: make(map[flowKey]uint64),
 	}, nil
 }

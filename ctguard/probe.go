@@ -36,6 +36,9 @@ const (
 	// probeEvery is the pause between the checks of a terminating endpoint.
 	probeEvery = time.Second
 
+	// mostWitnesses is how many others are asked when one is silent.
+	mostWitnesses = 4
+
 	// probeJitter spreads the first probes of a fleet to a new endpoint.
 	probeJitter = time.Second
 )
@@ -71,10 +74,23 @@ func (f *follower) poke() {
 	}
 }
 
-// follow probes until ctx ends. It tells each result to heard: whether the
-// endpoint is believed silent. Only one that has answered before can be:
+// court is where a follower's probes lead to.
+type court interface {
+	// answers is told that the endpoint can be probed.
+	answers(ctx context.Context, endpoint netip.AddrPort)
+
+	// heard is told each result: whether the endpoint is believed silent.
+	heard(ctx context.Context, endpoint netip.AddrPort, silent bool)
+
+	// othersAnswer tells whether it is the endpoint that is silent, and not our
+	// way to all of them that is blocked.
+	othersAnswer(ctx context.Context, p Prober, endpoint netip.AddrPort) bool
+}
+
+// follow probes until ctx ends, and tells what it has found out. Only an endpoint
+// that has answered before can be believed silent, and only while others answer:
 // otherwise a network policy may be all that is silent.
-func (f *follower) follow(ctx context.Context, p Prober, retry time.Duration, heard func(ctx context.Context, silent bool)) {
+func (f *follower) follow(ctx context.Context, p Prober, retry time.Duration, c court) {
 	answered := false
 	wait := rand.N(probeJitter)
 	if f.terminating.Load() {
@@ -84,19 +100,22 @@ func (f *follower) follow(ctx context.Context, p Prober, retry time.Duration, he
 		switch {
 		case f.terminating.Load() || answered && f.doubted.Load():
 			alive, silent := check(ctx, p, f.endpoint)
-			answered = answered || alive
 			if alive {
 				f.doubted.Store(false)
+				answered = true
+				c.answers(ctx, f.endpoint)
 			}
-			if alive || silent {
-				heard(ctx, answered && silent)
+			if alive || silent && answered && c.othersAnswer(ctx, p, f.endpoint) {
+				c.heard(ctx, f.endpoint, silent)
 			}
 			wait = probeEvery
 		case !answered:
-			answered, _ = check(ctx, p, f.endpoint)
+			if answered, _ = check(ctx, p, f.endpoint); answered {
+				c.answers(ctx, f.endpoint)
+			}
 			wait = retry
 		default:
-			heard(ctx, false)
+			c.heard(ctx, f.endpoint, false)
 			wait = -1
 		}
 	}

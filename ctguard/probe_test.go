@@ -125,6 +125,64 @@ func TestTerminatingEndpointNeverHeard(t *testing.T) {
 	})
 }
 
+// TestProbesBlocked: a firewall begins to drop our probes to every endpoint. That
+// one of them terminates then does not make it dead.
+func TestProbesBlocked(t *testing.T) {
+	for _, evidence := range []bool{false, true} {
+		t.Run(fmt.Sprintf("evidence %v", evidence), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const podC = "[fd00:10:244::4]:5353" // of the other family: not blocked
+				p := newProber(podA, podB, podC)
+				l := start(t, &ctguardtest.Table{}, func(c *ctguard.Config) { c.Prober, c.Evidence = p, evidence })
+				dual := func(pods ...string) *ctguard.Snapshot {
+					s := kubeDNS(append(pods, podC)...)
+					s.Services[0].Addrs = append(s.Services[0].Addrs, netip.MustParseAddr("fd00:10:96::a"))
+					return s
+				}
+				l.add(flow(1, vip, podA), flow(2, vip, podB))
+				l.guard.Update(dual(podA, podB))
+				time.Sleep(67 * time.Second)
+				p.set(podA, false)
+				p.set(podB, false)
+				l.guard.Update(dual("-"+podA, podB))
+				time.Sleep(7 * time.Second)
+				l.add(flow(3, vip, podA))
+				l.wantPurges()
+				if s := l.guard.Stats(); len(s.Silent) != 0 {
+					t.Errorf("silent: %v", s.Silent)
+				}
+
+				// The firewall lets some pass: now it is seen who is silent.
+				p.set(podB, true)
+				time.Sleep(2 * time.Second)
+				l.wantFlows(2)
+				if n := l.guard.Stats().Deleted[ctguard.TerminatingSilent]; n != 2 {
+					t.Errorf("%d flows deleted", n)
+				}
+			})
+		})
+	}
+}
+
+// TestProbesOthersUnheard: the only other endpoint that could be probed has left,
+// and none of the rest can be. Nobody can tell then, and the silence counts.
+func TestProbesOthersUnheard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const podC = "10.244.9.9:5353"
+		p := newProber(podA, podB)
+		l := start(t, &ctguardtest.Table{}, func(c *ctguard.Config) { c.Prober = p })
+		l.add(flow(1, vip, podA), flow(3, vip, podC))
+		l.guard.Update(kubeDNS(podA, podB, podC))
+		time.Sleep(67 * time.Second)
+		p.set(podA, false)
+		p.set(podB, false)
+		l.guard.Update(kubeDNS("-"+podA, podC))
+		time.Sleep(time.Second)
+		l.wantPurges("1 terminating-silent")
+		l.wantFlows(3)
+	})
+}
+
 // TestProbesNotSent: that no probe can be sent is not the endpoint's silence, nor
 // does it make a silent one alive.
 func TestProbesNotSent(t *testing.T) {

@@ -3,6 +3,7 @@ package ctguard
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -94,7 +95,7 @@ func (r *runner) follow(ctx context.Context) {
 			r.followers[at] = f
 			var fctx context.Context
 			fctx, f.cancel = context.WithCancel(ctx)
-			r.tasks.Go(func() { f.follow(fctx, r.cfg.Prober, r.cfg.Resync, r.heard(at)) })
+			r.tasks.Go(func() { f.follow(fctx, r.cfg.Prober, r.cfg.Resync, r) })
 		}
 		f.turn(terminating)
 	}
@@ -105,24 +106,64 @@ func (r *runner) follow(ctx context.Context) {
 			f.cancel()
 			delete(r.followers, at)
 			delete(r.know.silent, at)
+			delete(r.answered, at)
 		}
 	}
 }
 
-// heard makes the function that takes what a follower has found out.
-func (g *Guard) heard(at netip.AddrPort) func(context.Context, bool) {
-	return func(ctx context.Context, silent bool) {
-		now := time.Now()
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if ctx.Err() != nil || !set(g.know.silent, at, silent) {
-			return
-		}
-		if silent {
-			g.condemned(now)
-		}
-		g.learned()
+// answers implements [court].
+func (g *Guard) answers(ctx context.Context, at netip.AddrPort) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if ctx.Err() == nil {
+		g.answered[at] = true
 	}
+}
+
+// heard implements [court].
+func (g *Guard) heard(ctx context.Context, at netip.AddrPort, silent bool) {
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if ctx.Err() != nil || !set(g.know.silent, at, silent) {
+		return
+	}
+	if silent {
+		g.condemned(now)
+	}
+	g.learned()
+}
+
+// othersAnswer implements [court]. Others are those that have answered before,
+// of the same family, at another address; without any, nobody can tell.
+func (g *Guard) othersAnswer(ctx context.Context, p Prober, at netip.AddrPort) bool {
+	g.mu.Lock()
+	var others []netip.AddrPort
+	for o := range g.answered {
+		if o.Addr() != at.Addr() && o.Addr().Is4() == at.Addr().Is4() {
+			others = append(others, o)
+		}
+	}
+	g.mu.Unlock()
+	if len(others) == 0 {
+		return true
+	}
+	rand.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
+	var probes sync.WaitGroup
+	defer probes.Wait()
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	results := make(chan error, mostWitnesses)
+	asked := others[:min(len(others), mostWitnesses)]
+	for _, o := range asked {
+		probes.Go(func() { results <- p.Probe(ctx, o) })
+	}
+	for range asked {
+		if <-results == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // subscribe sees to it that new flows to the present ports are reported.
