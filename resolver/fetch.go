@@ -28,6 +28,15 @@ func (r *Resolver) fetch(ctx context.Context, name []byte, q upstream.Question, 
 	key := cache.AppendKey(make([]byte, 0, len(name)+8), name, qtype, q.Class, q.DO, q.CD)
 	now := r.cache.Now()
 	if o, ok := r.cached(key, now); ok {
+		if o.ok && !o.stale && r.prefetch.Load() && o.entry.PrefetchDue(now) {
+			// With its walk's answer kept for the cluster's denials at most, and
+			// nobody asking for the name itself, only walks come by here.
+			r.prefetchKey(&r.flown, key, nil, now, func() upstream.Question {
+				asked := named(q, name)
+				asked.Type = qtype
+				return asked
+			})
+		}
 		return result{o, qtype}
 	}
 	var otherKey []byte

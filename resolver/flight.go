@@ -235,21 +235,26 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 }
 
 // startPrefetch starts a flight that nobody waits for, to renew an entry that
-// is about to expire; w is its walk, if it is one's. Nothing starts while the
-// question is failing, nor in the upper half of the total.
+// is about to expire; w is its walk, if it is one's.
 func (r *Resolver) startPrefetch(s *scratch, msg []byte, w *search.Walk, now time.Duration) {
-	if _, failing := r.cache.Failure(s.key, now); failing {
+	r.prefetchKey(s.c, s.key, w, now, func() upstream.Question { return question(s, msg) })
+}
+
+// prefetchKey is startPrefetch for a key and its question. Nothing starts while the
+// question is failing, nor in the upper half of the total.
+func (r *Resolver) prefetchKey(c *counters, key []byte, w *search.Walk, now time.Duration, question func() upstream.Question) {
+	if _, failing := r.cache.Failure(key, now); failing {
 		return
 	}
 	f := &r.flights
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, ok := f.byKey[string(s.key)]; ok || r.draining.Load() || !f.spare(cost(w)) {
+	if _, ok := f.byKey[string(key)]; ok || r.draining.Load() || !f.spare(cost(w)) {
 		return
 	}
-	s.c.prefetches.Add(1)
+	c.prefetches.Add(1)
 	r.running.Add(1)
-	go r.fly(f.add(s.key, netip.Addr{}, question(s, msg), w, cost(w), now), true)
+	go r.fly(f.add(key, netip.Addr{}, question(), w, cost(w), now), true)
 }
 
 // fly works on one flight until it has landed. What was stored between a

@@ -171,3 +171,28 @@ func TestWalksHoldAsLongAsTheirDenials(t *testing.T) {
 		})
 	}
 }
+
+// TestWinnersArePrefetched: a name that walks lead to is renewed before it expires,
+// though nobody asks for it by itself.
+func TestWinnersArePrefetched(t *testing.T) {
+	for _, prefetch := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fakeForwarder{answer: zone{"a.b.": "A AAAA"}.answer(t)}
+			r := newTestResolver(t, f, withSearch(t), func(s *Settings) { s.Prefetch = prefetch })
+			defer end(t, r)
+			for range 299 { // seconds: the addresses are kept for 300
+				lookupBoth(t, r, "10.0.0.1", "a.b.shop.svc.cluster.local.")
+				time.Sleep(time.Second)
+			}
+			want := 1
+			if prefetch {
+				want = 2
+			}
+			for _, q := range []string{"a.b. A", "a.b. AAAA"} {
+				if n := f.count(q); n != want {
+					t.Errorf("prefetch %v: %s asked %d times in its life, want %d", prefetch, q, n, want)
+				}
+			}
+		})
+	}
+}
