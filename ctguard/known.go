@@ -34,12 +34,16 @@ type known struct {
 type knownFlow struct {
 	orig, reply Tuple
 	zone        uint16
-	start       int64 // Flow.Start, in nanoseconds since 1970; 0: not known
-	until       int64 // when it can have expired, likewise; 0: an empty place
+	start       int64         // Flow.Start, in nanoseconds since 1970; 0: not known
+	until       time.Duration // when it can have expired, since epoch; 0: an empty place
 }
 
+// epoch is an instant, for others to be counted from: half as large as a
+// time.Time, and no more moved than that by whoever sets the clock.
+var epoch = time.Now() //nolint:gochecknoglobals // never changed
+
 func newKnownFlow(f Flow, now time.Time) knownFlow {
-	k := knownFlow{orig: f.Orig, reply: f.Reply, zone: f.Zone, until: now.Add(f.Remaining).UnixNano()}
+	k := knownFlow{orig: f.Orig, reply: f.Reply, zone: f.Zone, until: now.Sub(epoch) + f.Remaining}
 	if !f.Start.IsZero() {
 		k.start = f.Start.UnixNano()
 	}
@@ -78,7 +82,7 @@ func (k *known) condemn(p *Policy, now time.Time) []Finding {
 	var stale []Finding
 	for _, half := range [][]knownFlow{k.streams, k.young} {
 		for i, e := range half {
-			if e.until < now.UnixNano() {
+			if e.until < now.Sub(epoch) {
 				continue
 			}
 			f := e.flow()
