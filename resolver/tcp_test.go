@@ -34,7 +34,7 @@ func pipeConn(t *testing.T, r *Resolver) (net.Conn, *tcpConn) {
 }
 
 // frame packs a message with its length.
-func frame(t *testing.T, m *dns.Msg) []byte {
+func frame(t testing.TB, m *dns.Msg) []byte {
 	t.Helper()
 	b, err := m.Pack()
 	if err != nil {
