@@ -525,3 +525,82 @@ func TestNodeSoak(t *testing.T) {
 		t.Error(line)
 	}
 }
+
+// TestNodeSlowUpstreams: both upstreams take half a second for each answer. All is
+// answered, and they are not asked more than a tenth above what clients ask.
+func TestNodeSlowUpstreams(t *testing.T) {
+	labtest.RequireSpeed(t)
+	n := newNode(t)
+	d := n.start("a")
+	defer d.stop()
+	for _, pod := range n.dns {
+		if err := pod.Server.SetFaults(lab.Faults{Delay: 500 * time.Millisecond}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	total := func() (sum int) {
+		for _, pod := range n.dns {
+			udp, tcp := pod.Server.Total()
+			sum += udp + tcp
+		}
+		return sum
+	}
+	before := total()
+	load := &stream{name: "misses", ns: n.pod.Namespace, load: lab.Load{
+		Server: clusterIP4, Rate: 300, Queries: 1500, Sockets: 4, Names: []string{"uncached.example.com."}, Unique: true, Timeout: answerTime,
+	}}
+	if lost := drive(t, []*stream{load})(); lost > 0 {
+		t.Errorf("%d of 1500 questions failed", lost)
+	}
+	// A good time before has saved up to 50 for hedges; probes come on top.
+	asked := total() - before
+	t.Logf("asked %d times for 1500 questions; %v hedges, %v retries", asked, d.metric("dnsguard_upstream_hedges_total"), d.metric("dnsguard_upstream_retries_total"))
+	if asked > 1500*11/10+60 {
+		t.Errorf("asked %d times for 1500 questions", asked)
+	}
+}
+
+// TestNodeBrokenConfiguration: a daemon with a broken configuration says what is
+// wrong and ends, and queries stay on kube-proxy's path; one that gets it later
+// goes on with the old one and says so.
+func TestNodeBrokenConfiguration(t *testing.T) {
+	n := newNode(t)
+	const broken = "cache: {size: many}"
+	d := n.launch("a", broken)
+	select {
+	case <-d.proc.Done():
+		if d.proc.Err() == nil {
+			t.Error("ended as if all were well")
+		}
+	case <-time.After(eventually):
+		d.kill()
+		t.Error("does not end")
+	}
+	if d.logged("cache.size", "many") == "" {
+		t.Errorf("it does not say what is wrong:\n%s", d.log)
+	}
+	if err := n.ask(n.pod.Namespace, "udp", clusterIP4, cachedName); err != nil {
+		t.Error(err)
+	}
+	if left := n.leftovers(); left != nil {
+		t.Errorf("left: %v", left)
+	}
+
+	d = n.start("a")
+	defer d.stop()
+	good, err := os.ReadFile(d.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(d.config, append(bytes.Clone(good), broken...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a reason not to be ready", func() bool { return strings.Contains(d.page("/readyz"), "configuration was refused") })
+	if !n.taken(n.pod, clusterIP4) {
+		t.Error("queries are not taken any more")
+	}
+	if err := os.WriteFile(d.config, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.awaitReady()
+}
