@@ -114,12 +114,17 @@ func (c *conn) take(msg []byte, r *dnswire.Response, v verdict, now time.Duratio
 	}
 	delete(c.entries, id)
 	c.heard, c.silent = now, 0
-	p.heard, p.silent = now, ledger{}
+	// Nobody waits as long as this: an answer that comes later says that the
+	// socket leads somewhere, but not that the path is of use.
+	timely := now-e.sent <= s.f.config.Timeouts.Total
+	if timely {
+		p.heard, p.silent = now, ledger{}
+	}
 	p.sample(now - e.sent)
 	p.latency.add(now - e.sent)
 	s.promote(c, now)
 	fine := v == answer && !isFailure(msg, r)
-	if fine {
+	if fine && timely {
 		p.well = now
 		s.good(c.tr)
 	}

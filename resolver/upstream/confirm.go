@@ -5,13 +5,19 @@ import (
 	"errors"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 )
 
 const (
 	// maxConfirmations is how many questions a confirmation is made of.
 	maxConfirmations = 3
-	// A confirmation waits for three round trips, but within these bounds, and
+	// maxRefused is how often a confirmation asks again over another socket where
+	// nobody listened: behind a ClusterIP, or an anycast address, others may. Half
+	// of them being dead, eight questions refused in all are a chance of 1 in 256.
+	maxRefused = 5
+	// A confirmation waits for four round trips, but within these bounds, and
 	// for the longest where none is known. A server that answers nothing for
 	// silence and this, not even what it has in its cache, is as good as dead
 	// to clients that wait for 1.5 s.
@@ -68,12 +74,15 @@ func (s *server) confirm(r *route, t Transport, broken bool, most time.Duration)
 	s.mu.Lock()
 	wait := maxConfirm
 	if srtt := s.paths[t].srtt; srtt > 0 {
-		wait = max(3*srtt, minConfirm)
+		wait = max(4*srtt, minConfirm)
 	}
 	wait = min(wait, maxConfirm, most)
 	anyway := start-s.paths[t].confirmed >= confirmAnyway
 	p := &s.paths[t]
-	pace := max(p.hedgeDelay(), min(p.srtt+4*p.rttvar, wait/2), wait/5)
+	pace := max(p.hedgeDelay(), min(p.srtt+4*p.rttvar, wait/2))
+	// The last has time to be answered, and where that does not go together, the
+	// first before the second is asked.
+	pace = max(min(pace, (wait-p.srtt*5/4)/2), min(p.srtt*9/8, wait/2), wait/5)
 	s.unlock()
 	works := unknown
 	if r.budget.confirm(maxConfirmations, anyway) {
@@ -132,13 +141,19 @@ func (s *server) tryOut(r *route, t Transport, questions []Question, wait, pace 
 	var events [maxConfirmations]<-chan event
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
-	open, next := 0, time.NewTimer(0)
+	// The last goes without OPT, unless errors are the trouble: some firewalls
+	// and servers begin to drop queries with one.
+	last, by := len(questions)-1, -1
+	if broken {
+		last = -1
+	}
+	open, refused, next := 0, 0, time.NewTimer(0)
 	defer next.Stop()
 	for found != yes && (open > 0 || asked < len(questions)) {
 		i, e := 0, event{}
 		select {
 		case <-next.C:
-			if x := s.ask(r, t, &questions[asked], confirming); x != nil {
+			if x := s.ask(r, t, &questions[asked], confirming, asked == last); x != nil {
 				xs[asked], events[asked] = x, x.events
 				open++
 			}
@@ -164,7 +179,17 @@ func (s *server) tryOut(r *route, t Transport, questions []Question, wait, pace 
 		switch {
 		case e.what == failed && (isLocal(a.err) || errors.Is(a.err, errClosed)):
 		case e.what == answered && (!broken || a.cut || !a.failure):
-			found = yes
+			found, by = yes, i
+			continue
+		case errors.Is(a.err, unix.ECONNREFUSED) && refused < maxRefused:
+			found = no
+			refused++
+			s.f.release(xs[i])
+			events[i] = nil
+			if xs[i] = s.ask(r, t, &questions[i], confirming, i == last); xs[i] != nil {
+				events[i] = xs[i].events
+				open++
+			}
 			continue
 		default:
 			found = no
@@ -172,6 +197,10 @@ func (s *server) tryOut(r *route, t Transport, questions []Question, wait, pace 
 		if asked < len(questions) {
 			next.Reset(0) // a refusal comes at once, and so does the next question
 		}
+	}
+	if by == last && !broken && xs[0] != nil && xs[0].at(0).waiting {
+		// What it knows it has answered only without an OPT record.
+		s.withoutOPT(xs[0].at(0), false, s.f.now())
 	}
 	for _, x := range xs {
 		if x != nil {
@@ -181,12 +210,13 @@ func (s *server) tryOut(r *route, t Transport, questions []Question, wait, pace 
 	return found, asked
 }
 
-// ask asks the server a question of our own, over a new socket. It returns nil
-// if it could not.
-func (s *server) ask(r *route, t Transport, q *Question, k attemptKind) *exchange {
+// ask asks the server a question of our own, over a new socket, plain without an
+// OPT record. It returns nil if it could not.
+func (s *server) ask(r *route, t Transport, q *Question, k attemptKind, plain bool) *exchange {
 	x := s.f.exchanges.Get().(*exchange)
 	x.begin(r, q)
 	x.servers = []*server{s}
+	x.plain = plain
 	x.judged = true // it is no question of the load
 	if !x.ask(0, t, k, true) {
 		s.f.release(x)
@@ -209,12 +239,12 @@ func (s *server) startTrial(r *route, t Transport) bool {
 	s.mu.Lock()
 	defer s.unlock()
 	p := &s.paths[t]
-	if p.trials++; p.trials%2 == 0 || len(s.known.question) == 0 || s.f.closed.Load() {
+	if p.trials%2 == 0 || len(s.known.question) == 0 || s.f.closed.Load() {
 		return false
 	}
-	q := s.known.ask()
+	q, plain := s.known.ask(), p.trials%4 == 3
 	s.f.running.Go(func() {
-		x := s.ask(r, t, &q, probed)
+		x := s.ask(r, t, &q, probed, plain)
 		if x == nil {
 			return
 		}

@@ -310,20 +310,27 @@ func (c *conn) charge(waiting []entry, err error) {
 // survives reports whether the socket is of use in spite of an ICMP error that it
 // has met: where questions are under way that are older than its last answer,
 // somebody listens there, and the error is about one datagram (a rule that
-// rejects some). A second one without an answer between them ends the socket.
+// rejects some). After a second one without an answer between them it takes no
+// more questions, and those under way are told: but for some, they have been
+// received, and their answers are still welcome.
 func (c *conn) survives() bool {
 	s := c.srv
 	s.mu.Lock()
 	defer s.unlock()
-	if c.closed || c.tr != UDP || c.rebuffed >= c.heard {
+	if c.closed || c.tr != UDP {
 		return false
 	}
 	for _, e := range c.entries {
-		if e.x != nil && e.sent < c.heard {
-			c.rebuffed = s.f.now()
-			s.paths[c.tr].failures[Network]++
-			return true
+		if e.x == nil || e.sent >= c.heard {
+			continue
 		}
+		if c.rebuffed >= c.heard {
+			c.retire()
+			c.tellAll(socketRefused)
+		}
+		c.rebuffed = s.f.now()
+		s.paths[c.tr].failures[Network]++
+		return true
 	}
 	return false
 }

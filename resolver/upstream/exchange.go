@@ -98,6 +98,7 @@ const (
 	answered      news = iota
 	failed             // nobody will answer
 	socketRetired      // its socket leads nowhere: ask over another
+	socketRefused      // some of its socket's questions have been refused
 	pathDown           // its path went down: ask another server
 	verified           // a confirmation that the exchange awaits is over
 	numNews
@@ -225,6 +226,10 @@ func (x *exchange) event(e event) {
 	case socketRetired:
 		if !a.extra() {
 			x.resend(int(a.index), a.tr, false)
+		}
+	case socketRefused:
+		if !a.extra() && a.waiting {
+			x.maybeUndelivered(a)
 		}
 	case pathDown:
 		if x.held != nil && !x.contradicted(x.held) {

@@ -40,6 +40,13 @@ func newFakeNet(t *testing.T, servers ...func(*fakeQuery)) *fakeNet {
 	return n
 }
 
+// become gives a server another script, also while questions are under way.
+func (n *fakeNet) become(server netip.AddrPort, script func(*fakeQuery)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.servers[server] = script
+}
+
 func addr(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 53)
 }
@@ -85,7 +92,7 @@ func (n *fakeNet) dial(ctx context.Context, network string, to netip.AddrPort) (
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	c := &fakeConn{net: n, network: network, server: to, number: len(n.conns), in: make(chan []byte, 256), gone: make(chan struct{})}
+	c := &fakeConn{net: n, network: network, server: to, number: len(n.conns), in: make(chan []byte, 256), errs: make(chan error, 256), gone: make(chan struct{})}
 	n.conns = append(n.conns, c)
 	n.open++
 	return c, nil
@@ -98,11 +105,12 @@ func (n *fakeNet) queries() []*fakeQuery {
 	return append([]*fakeQuery(nil), n.seen...)
 }
 
-// count returns how many queries a server has received over a network.
+// count returns how many queries a server has received over a network: not those
+// that icmp refused.
 func (n *fakeNet) count(to netip.AddrPort, network string) int {
 	count := 0
 	for _, q := range n.queries() {
-		if q.conn.server == to && q.conn.network == network {
+		if q.conn.server == to && q.conn.network == network && !q.refused {
 			count++
 		}
 	}
@@ -112,9 +120,10 @@ func (n *fakeNet) count(to netip.AddrPort, network string) int {
 // fakeQuery is a query that a server has received.
 type fakeQuery struct {
 	*dns.Msg
-	conn *fakeConn
-	at   time.Time
-	nth  int // on this socket, from 0
+	conn    *fakeConn
+	at      time.Time
+	refused bool // and not received
+	nth     int  // on this socket, from 0
 }
 
 func (q *fakeQuery) tcp() bool { return q.conn.network == "tcp" }
@@ -167,6 +176,13 @@ func (q *fakeQuery) refuse(after time.Duration, err error) {
 	})
 }
 
+// icmp makes the socket's next read fail after a delay, as an ICMP error does
+// that is about one datagram: nobody has received the query.
+func (q *fakeQuery) icmp(after time.Duration) {
+	q.refused = true
+	q.later(after, func() { q.conn.errs <- syscall.ECONNREFUSED })
+}
+
 func (q *fakeQuery) later(after time.Duration, do func()) {
 	if after == 0 {
 		do()
@@ -201,7 +217,8 @@ type fakeConn struct {
 	server  netip.AddrPort
 	number  int
 	in      chan []byte
-	rest    []byte // of a stream
+	errs    chan error // each fails one read
+	rest    []byte     // of a stream
 	nth     int
 	once    sync.Once
 	gone    chan struct{} // closed by either side, err says why
@@ -223,6 +240,8 @@ func (c *fakeConn) Read(b []byte) (int, error) {
 	select {
 	case msg := <-c.in:
 		return c.got(b, msg), nil
+	case err := <-c.errs:
+		return 0, err
 	case <-c.gone:
 		return 0, c.err
 	}

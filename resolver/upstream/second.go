@@ -36,6 +36,7 @@ func (x *exchange) askFirst() {
 	if hopeless {
 		i, t = x.leastHopeless()
 		x.servers[i].claim(t, now, true)
+		x.plain = !x.do && x.servers[i].plainTrial(t)
 	}
 	if !x.ask(i, t, first, false) {
 		x.settle()
@@ -177,6 +178,16 @@ func (x *exchange) undelivered(a *attempt) {
 	x.settle()
 }
 
+// maybeUndelivered acts on an attempt that may have failed: the next server gets
+// the question, or the same one, that may have it already, out of the budget.
+func (x *exchange) maybeUndelivered(a *attempt) {
+	if i, t := x.untried(); i >= 0 {
+		x.resend(i, t, false)
+	} else if x.resends < maxResends && x.allowed(Retry, a, int(a.index), a.tr) {
+		x.resend(int(a.index), a.tr, false)
+	}
+}
+
 // answered acts on an answer.
 func (x *exchange) answered(a *attempt) {
 	switch {
@@ -227,6 +238,10 @@ func (x *exchange) truncated(a *attempt) {
 	case !a.srv.paths[TCP].down.Load():
 		if x.ask(int(a.index), TCP, followed, false) {
 			a.srv.countFallback()
+			return
+		}
+	default: // the one question that the next server gets is this server's second
+		if i, t := x.untried(); i >= 0 && x.ask(i, t, followed, false) {
 			return
 		}
 	}

@@ -72,7 +72,16 @@ func (s *server) claim(t Transport, now time.Duration, anyway bool) bool {
 		return false
 	}
 	p.putOff(now, s.jitter)
+	p.trials++
 	return true
+}
+
+// plainTrial reports whether the present trial of a path that is down goes without
+// an OPT record, for a server that has begun to drop those.
+func (s *server) plainTrial(t Transport) bool {
+	s.mu.Lock()
+	defer s.unlock()
+	return s.paths[t].trials%4 == 3
 }
 
 // strike counts that an exchange got no answer over a path, or an error where
