@@ -19,7 +19,7 @@ type Prober interface {
 	Probe(ctx context.Context, endpoint netip.AddrPort) error
 }
 
-// ErrNotSent: a probe did not leave this machine in time, as without a free
+// ErrNotSent says that a probe did not leave this machine in time, as without a free
 // file descriptor, behind a firewall of its own, or stopped for a while.
 var ErrNotSent = errors.New("probe not sent")
 

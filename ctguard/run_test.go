@@ -231,6 +231,30 @@ func TestFailures(t *testing.T) {
 }
 
 func TestHostFails(t *testing.T) {
+	t.Run("later", func(t *testing.T) { // what it has told stays in force
+		synctest.Test(t, func(t *testing.T) {
+			l := start(t, &ctguardtest.Table{}, nil)
+			l.table.SetHost(ctguard.Timeouts{Unreplied: 10 * time.Second, Stream: 20 * time.Second}, addr("10.96.0.11:53"))
+			busy, ipvs := flow(1, vip, podA), flow(2, "10.96.0.11:53", "10.244.0.9:5353")
+			busy.Remaining = 19 * time.Second
+			l.add(busy, ipvs)
+			s := kubeDNS("-"+podA, podB)
+			s.Services[0].Addrs = append(s.Services[0].Addrs, addr("10.96.0.11:53").Addr())
+			l.guard.Update(s)
+			time.Sleep(67 * time.Second)
+			l.wantPurges()
+			var errs []error
+			for range 1000 {
+				errs = append(errs, unix.EMFILE)
+			}
+			l.table.Fail(ctguard.OpHost, errs...)
+			time.Sleep(67 * time.Second)
+			l.wantPurges()
+			if n := l.guard.Stats().Errors[ctguard.OpHost]; n == 0 {
+				t.Error("no error counted")
+			}
+		})
+	})
 	synctest.Test(t, func(t *testing.T) {
 		l := start(t, &ctguardtest.Table{}, nil)
 		l.add(flow(1, vip, podA))

@@ -239,18 +239,22 @@ func (r *runner) askHost() (Timeouts, map[netip.AddrPort]bool) {
 	if r.cfg.Host == nil {
 		return DefaultTimeouts(), nil
 	}
-	// Without an answer the guard goes on with what is likely: it is asked
-	// again with the next sweep.
-	t, err := r.cfg.Host.Timeouts()
-	if err != nil {
+	// Without an answer the guard goes on with the last there was, or what is
+	// likely: it is asked again with the next sweep.
+	r.mu.Lock()
+	t, ipvs := r.know.timeouts, r.know.ipvs
+	r.mu.Unlock()
+	if now, err := r.cfg.Host.Timeouts(); err == nil {
+		t = now
+	} else {
 		r.count(OpHost)
-		t = DefaultTimeouts()
 	}
 	servers, err := r.cfg.Host.VirtualServers()
 	if err != nil {
 		r.count(OpHost)
+		return t, ipvs
 	}
-	ipvs := make(map[netip.AddrPort]bool, len(servers))
+	ipvs = make(map[netip.AddrPort]bool, len(servers))
 	for _, s := range servers {
 		ipvs[s] = true
 	}

@@ -278,6 +278,9 @@ func (t *Table) Timeouts() (ctguard.Timeouts, error) {
 func (t *Table) VirtualServers() ([]netip.AddrPort, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if err := t.failure(ctguard.OpHost); err != nil {
+		return nil, err
+	}
 	return t.ipvs, nil
 }
 
