@@ -30,6 +30,7 @@ type Interceptor struct {
 	watcher *watcher
 	ledger  *ledger
 	dropped uint64 // at the last weighing
+	stale   bool   // others may have left rules or routes, or we: to be pruned when alone
 
 	// mu is held for moments only, so that the heartbeat never waits.
 	mu        sync.Mutex
@@ -90,7 +91,7 @@ func (i *Interceptor) Start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if i.slot, err = claimSlot(); err != nil {
+	if i.slot, err = claimSlot(i.cfg.Mark); err != nil {
 		return err
 	}
 	defer func() {
@@ -111,12 +112,21 @@ func (i *Interceptor) Start(ctx context.Context) (err error) {
 	if err := removeLeftovers(i.slot.number, backend); err != nil {
 		return err
 	}
-	if i.slot.alone() {
-		if _, err := rs.routing().prune(); err != nil {
-			return err
-		}
+	if err := i.prune(rs); err != nil {
+		return err
 	}
 	return i.firstApply(ctx)
+}
+
+// prune removes routing rules and routes of ours that are not wanted, whoever
+// added them; while others live, which may want them, it is put off.
+func (i *Interceptor) prune(rs RuleSet) error {
+	if i.stale = !i.slot.alone(); i.stale {
+		return nil
+	}
+	_, err := rs.routing().prune()
+	i.stale = err != nil
+	return err
 }
 
 // firstApply applies the rules, and waits for a predecessor's table of the

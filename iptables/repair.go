@@ -70,6 +70,9 @@ func (i *Interceptor) check() {
 		return
 	}
 	repaired, err := i.ensure()
+	if err == nil && i.stale {
+		err = i.prune(i.ruleSet(i.slot.number))
+	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if repaired {
@@ -110,7 +113,9 @@ func (i *Interceptor) weigh(now time.Time) {
 	// While another process shares the addresses, what was taken may have
 	// arrived there. A service that does not answer a probe either, or has more
 	// to read than its sockets hold, has other troubles than one client.
-	judge := i.slot.alone() && i.healthy()
+	alone := i.slot.alone()
+	i.stale = i.stale || !alone
+	judge := alone && i.healthy()
 	if i.cfg.Dropped != nil {
 		dropped := i.cfg.Dropped()
 		judge = judge && dropped == i.dropped

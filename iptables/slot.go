@@ -22,15 +22,26 @@ const claimTries = 32
 type slot struct {
 	number int
 	fd     int
+	markFD int // of the name that tells our mark
 }
 
 func slotAddress(n int) unix.Sockaddr {
 	return &unix.SockaddrUnix{Name: fmt.Sprintf("@dnsguard/intercept/%d", n)}
 }
 
-// claimSlot takes the next free slot.
-func claimSlot() (*slot, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+// markAddress is a second name of the process in a slot. It holds its mark, so
+// that others can ask whether that is theirs.
+func markAddress(n int, mark uint32) unix.Sockaddr {
+	return &unix.SockaddrUnix{Name: fmt.Sprintf("@dnsguard/intercept/%d/%#x", n, mark)}
+}
+
+func nameSocket() (int, error) {
+	return unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+}
+
+// claimSlot takes the next free slot, for a process with this mark.
+func claimSlot(mark uint32) (*slot, error) {
+	fd, err := nameSocket()
 	if err != nil {
 		return nil, fmt.Errorf("claim a slot: %w", err)
 	}
@@ -45,7 +56,14 @@ func claimSlot() (*slot, error) {
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("claim a slot: %w", err), unix.Close(fd))
 		}
-		return &slot{number: n, fd: fd}, nil
+		s := &slot{number: n, fd: fd, markFD: -1}
+		if s.markFD, err = nameSocket(); err == nil {
+			err = unix.Bind(s.markFD, markAddress(n, mark))
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("claim a slot: %w", err), s.release())
+		}
+		return s, nil
 	}
 	return nil, errors.Join(errors.New("claim a slot: others were always faster"), unix.Close(fd))
 }
@@ -90,13 +108,15 @@ func anyNewer(n int, held func(int) (bool, error)) (bool, error) {
 }
 
 // slotHeld asks the kernel whether a living process holds a slot.
-func slotHeld(n int) (bool, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+func slotHeld(n int) (bool, error) { return nameHeld(slotAddress(n)) }
+
+func nameHeld(name unix.Sockaddr) (bool, error) {
+	fd, err := nameSocket()
 	if err != nil {
 		return false, fmt.Errorf("look for other processes: %w", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	switch err := unix.Connect(fd, slotAddress(n)); {
+	switch err := unix.Connect(fd, name); {
 	case err == nil:
 		return true, nil
 	case errors.Is(err, unix.ECONNREFUSED):
@@ -126,4 +146,31 @@ func (s *slot) alone() bool {
 	return true
 }
 
-func (s *slot) release() error { return unix.Close(s.fd) }
+func (s *slot) release() error {
+	err := unix.Close(s.fd)
+	if s.markFD >= 0 {
+		err = errors.Join(err, unix.Close(s.markFD))
+	}
+	return err
+}
+
+// OtherMark reports whether a living process intercepts with another mark
+// (Config.Mark). It would not know our own queries to upstream from those of
+// clients on the node, nor we its own: both would be taken, and led back to who
+// asks. So a newcomer waits until it has gone.
+func OtherMark(mark uint32) (bool, error) {
+	c := Config{Mark: mark}.withDefaults()
+	for n := range slots {
+		held, err := slotHeld(n)
+		if err != nil {
+			return false, err
+		}
+		if !held {
+			continue
+		}
+		if same, err := nameHeld(markAddress(n, c.Mark)); err != nil || !same {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}

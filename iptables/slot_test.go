@@ -43,7 +43,7 @@ func TestNextSlot(t *testing.T) {
 func TestSlots(t *testing.T) {
 	ns := labtest.NewNamespace(t, "node")
 	in(t, ns, func() error {
-		first, err := claimSlot()
+		first, err := claimSlot(DefaultMark)
 		if err != nil {
 			return err
 		}
@@ -51,7 +51,7 @@ func TestSlots(t *testing.T) {
 			t.Errorf("first: %+v", first)
 		}
 		for want := 1; want < 3*slots; want++ {
-			second, err := claimSlot()
+			second, err := claimSlot(DefaultMark)
 			if err != nil {
 				return err
 			}
@@ -70,5 +70,41 @@ func TestSlots(t *testing.T) {
 			first = second
 		}
 		return first.release()
+	})
+}
+
+// TestOtherMark: processes with one mark overlap, those with two do not.
+func TestOtherMark(t *testing.T) {
+	ns := labtest.NewNamespace(t, "node")
+	in(t, ns, func() error {
+		ask := func(when string, mark uint32, want bool) {
+			t.Helper()
+			if got, err := OtherMark(mark); got != want || err != nil {
+				t.Errorf("%s, mark %#x: %v, %v", when, mark, got, err)
+			}
+		}
+		ask("alone", 0, false)
+		first, err := claimSlot(DefaultMark)
+		if err != nil {
+			return err
+		}
+		ask("beside the default", 0, false)
+		ask("beside the default", DefaultMark, false)
+		ask("beside the default", 0x300, true)
+		ask("beside the default", 0x50, true) // the bit of packets taken is the same
+		second, err := claimSlot(DefaultMark)
+		if err != nil {
+			return err
+		}
+		if err := first.release(); err != nil {
+			return err
+		}
+		ask("beside the second", DefaultMark, false)
+		ask("beside the second", 0x300, true)
+		if err := second.release(); err != nil {
+			return err
+		}
+		ask("after both", 0x300, false)
+		return nil
 	})
 }

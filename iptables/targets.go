@@ -106,10 +106,10 @@ func (i *Interceptor) Apply(t Targets) error {
 		delete(i.probed, s)
 	}
 	i.mu.Unlock()
-	if len(gone) == 0 || !i.slot.alone() {
+	if len(gone) == 0 {
 		return nil
 	}
-	if _, err := i.ruleSet(i.slot.number).routing().prune(); err != nil {
+	if err := i.prune(i.ruleSet(i.slot.number)); err != nil {
 		return fmt.Errorf("apply interception: %w", err)
 	}
 	return nil

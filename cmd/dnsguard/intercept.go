@@ -217,35 +217,53 @@ func (i *interception) standBy(ctx context.Context, addrs []netip.AddrPort) erro
 	return nil
 }
 
-// awaitTurn waits until an upstream has answered, or nobody serves the addresses
-// any more. A predecessor may serve them well, or at least from its cache, where
-// we can answer nothing: with a wrong list of upstreams, or in their outage. With
-// the sockets we would take all its queries, while its rules go on to take them
-// from kube-proxy.
+// awaitTurn waits while a predecessor had better keep the addresses to itself.
 func (i *interception) awaitTurn(ctx context.Context, addrs []netip.AddrPort) error {
 	look := time.NewTicker(interceptTurn)
 	defer look.Stop()
-	for waiting := false; ; waiting = true {
-		select {
-		case <-i.d.heard:
-			return nil
-		default:
-		}
-		addr, err := i.servedByOthers(addrs)
-		if err != nil || !addr.IsValid() {
+	last := ""
+	for {
+		reason, err := i.mustWait(addrs)
+		if err != nil || reason == "" {
 			return err
 		}
-		if !waiting {
-			i.d.log.Info("waiting for an answer of an upstream: another process serves the address", "address", addr.String())
-			i.d.conditions.notReady("intercept", fmt.Sprintf("another process serves %v, until an upstream has answered us", addr))
+		if reason != last {
+			i.d.log.Info("waiting", "reason", reason)
+			i.d.conditions.notReady("intercept", "waiting: "+reason)
+			last = reason
 		}
 		select {
-		case <-i.d.heard:
 		case <-look.C:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+// mustWait returns the reason to leave the addresses to a predecessor, if there
+// is one.
+func (i *interception) mustWait(addrs []netip.AddrPort) (string, error) {
+	other, err := iptables.OtherMark(uint32(i.cfg.Intercept.Mark))
+	if err != nil {
+		return "", err
+	}
+	if other {
+		return "another dnsguard with another intercept.mark has to end first", nil
+	}
+	select {
+	case <-i.d.heard:
+		return "", nil
+	default:
+	}
+	// A predecessor may serve well, or at least from its cache, where we can
+	// answer nothing: with a wrong list of upstreams, or in their outage. With the
+	// sockets we would take all its queries, while its rules go on to take them
+	// from kube-proxy.
+	addr, err := i.servedByOthers(addrs)
+	if err != nil || !addr.IsValid() {
+		return "", err
+	}
+	return fmt.Sprintf("another process serves %v, and no upstream has answered us", addr), nil
 }
 
 // servedByOthers returns an address that somebody else has sockets on, if there

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
+
 	"github.com/dnsguard/dnsguard/internal/lab"
 	"github.com/dnsguard/dnsguard/internal/lab/labtest"
 )
@@ -345,7 +347,7 @@ func TestNodeUpgradeToMute(t *testing.T) {
 			young := v.launch(n, "young", `upstreams: [{zones: ["."], servers: [192.0.2.1]}]`)
 			defer young.stop()
 			await(t, "a reason not to be ready", func() bool {
-				return strings.Contains(young.page("/readyz"), "until an upstream has answered us")
+				return strings.Contains(young.page("/readyz"), "no upstream has answered us")
 			})
 			streams := n.streams(v, 300, 60, time.Second)
 			if lost := drive(t, streams)(); lost > 0 {
@@ -373,6 +375,60 @@ func TestNodeUpgradeToMute(t *testing.T) {
 			if young.logged("taking queries") != "" {
 				t.Error("the newcomer takes queries")
 			}
+		})
+	}
+}
+
+// TestNodeUpgradeNumbers starts a second daemon with other numbers, and ends the
+// first: nothing is lost, names that nobody has cached get answers all the time,
+// and nothing of the first one's stays.
+func TestNodeUpgradeNumbers(t *testing.T) {
+	for name, tt := range map[string]struct {
+		key   string
+		waits bool // for the first one's end
+	}{
+		"mark":         {"mark: 0x300", true},
+		"one bit":      {"mark: 0x50", true}, // that of our own queries
+		"table":        {"table: 5400", false},
+		"rulePriority": {"rulePriority: 7", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := nodeVariants()[0].patient()
+			n := newNode(t)
+			old := v.start(n, "old")
+			v.intercept = strings.TrimSuffix(v.intercept, "}") + ", " + tt.key + "}"
+			young := v.launch(n, "young")
+			defer young.stop()
+			if tt.waits {
+				await(t, "a reason not to be ready", func() bool {
+					return strings.Contains(young.page("/readyz"), "another intercept.mark")
+				})
+			} else {
+				young.awaitReady()
+			}
+			streams := n.streams(v, 300, 60, time.Second)
+			wait := drive(t, streams)
+			for i := range 3 {
+				// No such name, which the cache does not know before.
+				reply, err := lab.Ask(t.Context(), n.pod.Namespace, "udp", clusterIP4, fmt.Sprintf("no%d.example.com.", i), dns.TypeA)
+				if err != nil || reply.Rcode != dns.RcodeNameError {
+					t.Errorf("what is not cached: %v, %v", reply, err)
+				}
+			}
+			if lost := wait(); lost > 0 {
+				t.Errorf("%d queries lost while both were there", lost)
+			}
+			old.stop()
+			young.awaitReady()
+			if !n.taken(n.pod, v.busiest()) {
+				t.Error("queries are not taken")
+			}
+			await(t, "the first one's rules and routes to go", func() bool {
+				rules := strings.Count(n.run("ip", "rule"), "proto 153")
+				routes := n.run("ip", "-4", "route", "show", "table", "all", "proto", "153") +
+					n.run("ip", "-6", "route", "show", "table", "all", "proto", "153")
+				return rules == 1 && strings.Count(routes, "local ") == len(n.servers())
+			})
 		})
 	}
 }
