@@ -63,8 +63,9 @@ type Endpoint struct {
 // NewEndpoint resolves the conditions of an EndpointSlice, where each may be
 // absent: an endpoint without the serving condition serves, one without the
 // terminating condition does not terminate (as in kube-proxy). The ready
-// condition has no part in the guard's rule: an endpoint that takes no new
-// flows may still answer those that it has.
+// condition has no part in this: an endpoint that takes no new flows may still
+// answer those that it has. One that is ready without serving takes new flows, and
+// whoever builds the snapshot says of it that it serves and terminates.
 func NewEndpoint(addr netip.AddrPort, serving, terminating *bool) Endpoint {
 	return Endpoint{
 		Addr:        addr,
