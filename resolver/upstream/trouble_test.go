@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,8 +100,8 @@ func TestSomeRejected(t *testing.T) {
 				answered, slowest := load(t, f, questions, 2*ms) // 50 under way
 				sent, next := n.count(addr(1), "udp")-before, n.count(addr(2), "udp")
 				t.Logf("%d answered, slowest %v, %d and %d received", answered, slowest, sent, next)
-				if servers == 2 && answered < questions || answered < questions*2/5 {
-					t.Errorf("%d of %d answered", answered, questions)
+				if servers == 2 && (answered < questions || slowest >= defaultRetry) || answered < questions*2/5 {
+					t.Errorf("%d of %d answered, slowest %v", answered, questions, slowest)
 				}
 				if sent > questions*2 || next > questions {
 					t.Errorf("%d and %d received of %d questions", sent, next, questions)
@@ -110,27 +111,51 @@ func TestSomeRejected(t *testing.T) {
 	}
 }
 
-// Behind one address there may be several endpoints, and it is not down while one
-// of them answers.
+// Behind one address there may be several endpoints, and while one of three
+// listens it is hardly ever taken for down: it takes eight sockets in a row that
+// lead to the others. (Three did: one confirmation in three.)
 func TestSomeEndpointsRefuse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := newFakeNet(t, func(q *fakeQuery) {
-			if q.conn.number%6 > 0 {
-				q.icmp(0)
-				return
-			}
-			q.reply(ms, q.good())
-		})
+		dice := rand.New(rand.NewPCG(13, 14))
+		n := newFakeNet(t, endpoints(dice, healthy(ms), refused(0), refused(0)))
 		config, health := watched(Config{Budget: usual, Routes: []Route{{Zones: []string{"."}, Protocol: UDPOnly}}})
 		f := n.forwarder(config)
-		const questions = 600
+		const questions = 3000
 		answered, _ := load(t, f, questions, 500*ms)
-		t.Logf("%d of %d answered, %d received, health %v", answered, questions, n.count(addr(1), "udp"), health())
-		if got := health(); len(got) > 0 {
-			t.Errorf("a server with an endpoint that answers is told to be down: %v", got)
+		downs := 0
+		for _, h := range health() {
+			if !h.Up {
+				downs++
+			}
+		}
+		t.Logf("%d of %d answered, %d received, %d times down", answered, questions, n.count(addr(1), "udp"), downs)
+		if answered < questions*9/10 || downs > 2 {
+			t.Errorf("%d of %d answered, %d times down", answered, questions, downs)
 		}
 		if got := n.count(addr(1), "udp"); got > questions*11/10 {
 			t.Errorf("%d received of %d questions", got, questions)
+		}
+	})
+}
+
+// A server that comes back, but drops queries with OPT, is tried without.
+func TestComesBackDroppingOPT(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNet(t, healthy(ms), healthy(ms))
+		f := n.forwarder(Config{Budget: usual, Routes: []Route{{Zones: []string{"."}, Protocol: UDPOnly}}})
+		load(t, f, 100, 100*ms)
+		n.become(addr(1), blackHole)
+		load(t, f, 100, time.Second)
+		n.become(addr(1), func(q *fakeQuery) {
+			if q.IsEdns0() == nil {
+				q.reply(ms, q.good())
+			}
+		})
+		load(t, f, 600, time.Second)
+		before := n.count(addr(2), "udp")
+		answered, slowest := load(t, f, 100, 100*ms)
+		if second := n.count(addr(2), "udp") - before; answered < 100 || slowest > ms || second > 0 {
+			t.Errorf("%d of 100 answered, slowest %v, %d by the second server", answered, slowest, second)
 		}
 	})
 }
