@@ -84,7 +84,7 @@ func TestManifest(t *testing.T) {
 
 	t.Run("upgrade", func(t *testing.T) {
 		w := w.in(t)
-		wait := w.drive(w.streams(15 * time.Second))
+		wait := w.drive(w.streams(15*time.Second, patience))
 		old := daemons.Guards()
 		restart := fmt.Sprintf(`{"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": %q}}}}}`, time.Now().Format(time.RFC3339))
 		w.must(w.Do(w.soon(), http.MethodPatch, daemonSetPath, string(types.StrategicMergePatchType), []byte(restart), nil))

@@ -221,6 +221,7 @@ func TestMesh(t *testing.T) {
 
 	play := func(t *testing.T, victim func(m *meshClient) *kubelab.Pod) meshResult {
 		w := w.in(t)
+		overflows := w.overflows()
 		m := startMesh(t, w.client, kubelab.DNS4, names)
 		rounds := func(n int) {
 			w.await(fmt.Sprintf("%d more rounds of the mesh client", n), func(want int) func(context.Context) error {
@@ -244,11 +245,7 @@ func TestMesh(t *testing.T) {
 		r := m.stop()
 		r.early = early
 		r.said = m.brief()
-		for _, d := range w.dns {
-			overflows, err := udpCounter(d.Namespace, "RcvbufErrors")
-			w.must(err)
-			r.overflows += overflows
-		}
+		r.overflows = w.overflows() - overflows
 		if n := len(m.sockets()); n != 1 {
 			t.Errorf("the client used %d UDP sockets, not one for ever", n)
 		}
@@ -284,12 +281,27 @@ func TestMesh(t *testing.T) {
 		r := play(t, func(*meshClient) *kubelab.Pod { return w.dns[1] })
 		hits, err := g.Metric(w.soon(), "dnsguard_cache_hits_total", `kind="positive"`)
 		w.must(err)
-		t.Logf("with dnsguard: %d of %d resolutions failed, the slowest took %v; %v answers from the cache; CoreDNS's socket overflowed %d times", r.failed, r.resolutions, r.worst, hits, r.overflows)
-		if r.failed > 0 {
-			t.Errorf("%d resolutions failed; %s\n%s", r.failed, w.figures(g), r.said)
+		t.Logf("with dnsguard: %d of %d resolutions failed, %d of them in the first burst; the slowest took %v; %v answers from the cache; CoreDNS's socket overflowed %d times", r.failed, r.resolutions, r.early, r.worst, hits, r.overflows)
+		// In the first burst every question goes to CoreDNS, whose socket may have no
+		// room for some while CoreDNS waits for a CPU; second questions have a budget.
+		// dnsguard itself loses none.
+		if r.failed > r.early || r.early > r.overflows {
+			t.Errorf("%d resolutions failed, %d of them before the death; %s\n%s", r.failed, r.early, w.figures(g), r.said)
 		}
 		w.leave(g)
 	})
+}
+
+// overflows counts the questions for which CoreDNS's sockets had no room.
+func (w *world) overflows() int {
+	w.t.Helper()
+	sum := 0
+	for _, d := range w.dns {
+		n, err := udpCounter(d.Namespace, "RcvbufErrors")
+		w.must(err)
+		sum += n
+	}
+	return sum
 }
 
 // pinnedTo returns the CoreDNS that the client's only flow leads to.
