@@ -49,6 +49,8 @@ func (d *daemon) newWatcher(cfg *config.Config, policy *search.Policy) (*kube.Wa
 		c.Pods, c.Namespaces = false, false
 	}
 	d.nodeName.Store(&c.NodeName)
+	// A file may say nothing of pods; an API server is asked for them.
+	d.podsWatched.Store(c.Pods && cfg.Kubernetes.Source == config.SourceAPI)
 	for _, s := range guardedServices(cfg) {
 		c.Services = append(c.Services, kube.Name(s))
 	}
@@ -200,12 +202,16 @@ func (d *daemon) excludedClients() []netip.Addr {
 // searchList returns the list of a client by its address, as
 // resolver.Search.Client has it.
 func (d *daemon) searchList(a netip.Addr) (list *search.List, known bool) {
-	s := d.cluster.Load()
-	if s == nil {
-		return nil, false
+	var pods map[netip.Addr]*search.List
+	if s := d.cluster.Load(); s != nil {
+		pods = s.Clients
 	}
-	list, known = s.Clients[a]
-	return list, known
+	list, known = pods[a]
+	// Where pods are watched, an address that is none of theirs has no list that
+	// could be known: a pod so new that its address has not come yet, a process on
+	// the host, somebody behind another address. To go by the name would be to guess
+	// against better knowledge.
+	return list, known || d.podsWatched.Load() || len(pods) > 0
 }
 
 // kubeReadiness keeps the condition of the cluster's objects.

@@ -44,6 +44,7 @@ type daemon struct {
 	// are not wanted. A reload replaces them.
 	following      atomic.Pointer[following]
 	nodeName       atomic.Pointer[string] // whose pods are watched
+	podsWatched    atomic.Bool            // by an API server, which may not have been heard yet
 	cluster        atomic.Pointer[kube.State]
 	clusterChanged chan struct{} // capacity 1
 	serviceChanged chan struct{} // capacity 1: the DNS Service's addresses
