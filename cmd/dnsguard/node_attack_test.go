@@ -3,12 +3,15 @@ package main
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/dnsguard/dnsguard/internal/lab"
 	"github.com/dnsguard/dnsguard/internal/lab/labtest"
@@ -208,4 +211,61 @@ func (n *node) malformed(t *testing.T, from *lab.Pod, length time.Duration) (goo
 		t.Error("no answer at all: the flood did not arrive")
 	}
 	return good
+}
+
+// TestNodeForgedSources: one pod asks with every address of a large network, as if
+// it were tens of thousands of clients. What is remembered of each is bounded, a
+// client that is new is served, and nothing stays behind.
+func TestNodeForgedSources(t *testing.T) {
+	labtest.RequireSpeed(t)
+	n := newNode(t)
+	attacker := labtest.AddPod(t, n.Lab, "attacker")
+	n.manyAddresses(attacker)
+	d := n.start("a", "listen: []")
+	defer d.stop()
+	if err := n.ask(n.pod.Namespace, "udp", clusterIP4, cachedName); err != nil {
+		t.Fatal(err)
+	}
+	before := d.footprint()
+	query, err := new(dns.Msg).SetQuestion(cachedName, dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	queries := d.metric("dnsguard_queries_total")
+	const sources = 60_000
+	err = attacker.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		to := &unix.SockaddrInet4{Port: 53, Addr: clusterIP4.Addr().As4()}
+		for i := range 2 * sources { // each twice
+			at := i % sources
+			info := unix.Inet4Pktinfo{Spec_dst: [4]byte{10, 245, byte(at >> 8), byte(at)}}
+			if err := unix.Sendmsg(fd, query, unix.PktInfo4(&info), to, 0); err != nil && !errors.Is(err, unix.ENOBUFS) {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := d.metric("dnsguard_queries_total") - queries
+	newcomer := labtest.AddPod(t, n.Lab, "newcomer")
+	hot := n.hotLoad(newcomer, false, 200, 2*time.Second)
+	if lost := drive(t, []*stream{hot})(); lost > 0 {
+		t.Errorf("a new client lost %d", lost)
+	}
+	t.Logf("%v of %d queries arrived, from %d addresses; %v clients are let past; the newcomer is taken: %v", got, 2*sources, sources,
+		d.metric("dnsguard_intercept_bypassed_clients"), n.taken(newcomer, clusterIP4))
+	if got < sources/2 {
+		t.Errorf("only %v queries arrived", got)
+	}
+	before.heap += 16 << 20 // accounts of 65,536 clients at most, for five minutes
+	d.settles(t, before)
+	if page := d.page("/readyz"); !strings.HasPrefix(page, "ok") {
+		t.Errorf("/readyz: %s", page)
+	}
 }
