@@ -45,12 +45,39 @@ func (d *daemon) handler(private bool) http.Handler {
 		mux.HandleFunc("GET "+flowsPage, d.flowsHTTP)
 		mux.HandleFunc("POST "+leavePage, d.leaveHTTP)
 	}
-	mux.HandleFunc("GET /debug/pprof/", guard(pprof.Index))
-	mux.HandleFunc("GET /debug/pprof/cmdline", guard(pprof.Cmdline))
-	mux.HandleFunc("GET /debug/pprof/profile", guard(pprof.Profile))
-	mux.HandleFunc("GET /debug/pprof/symbol", guard(pprof.Symbol))
-	mux.HandleFunc("GET /debug/pprof/trace", guard(pprof.Trace))
+	profile := guard
+	if !private {
+		few := atMost(maxProfiles)
+		profile = func(h http.HandlerFunc) http.HandlerFunc { return guard(few(h)) }
+	}
+	mux.HandleFunc("GET /debug/pprof/", profile(pprof.Index))
+	mux.HandleFunc("GET /debug/pprof/cmdline", profile(pprof.Cmdline))
+	mux.HandleFunc("GET /debug/pprof/profile", profile(pprof.Profile))
+	mux.HandleFunc("GET /debug/pprof/symbol", profile(pprof.Symbol))
+	mux.HandleFunc("GET /debug/pprof/trace", profile(pprof.Trace))
 	return mux
+}
+
+// maxProfiles bounds the profiles under way for whoever is on this machine: each
+// keeps its connection for as long as it is asked to take, hours if need be, and
+// all of maxPageConns together would keep scrapes out.
+const maxProfiles = 4
+
+// atMost returns what lets n requests at a time through to handlers, all of them
+// together; others get 503.
+func atMost(n int) func(http.HandlerFunc) http.HandlerFunc {
+	under := make(chan struct{}, n)
+	return func(h http.HandlerFunc) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			select {
+			case under <- struct{}{}:
+				defer func() { <-under }()
+				h(w, r)
+			default:
+				http.Error(w, fmt.Sprintf("%d profiles are under way", n), http.StatusServiceUnavailable)
+			}
+		}
+	}
 }
 
 func loopbackOnly(h http.HandlerFunc) http.HandlerFunc {

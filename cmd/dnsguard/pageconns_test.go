@@ -24,6 +24,7 @@ func TestPagesKeepRoom(t *testing.T) {
 		{"in the middle of a request", "GET /metrics HTTP/1.1\r\nHost: a"},
 		{"in the middle of a body", "GET /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nabc"},
 		{"idle after a request", "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"},
+		{"profiling for an hour", "GET /debug/pprof/goroutine?seconds=3600 HTTP/1.1\r\nHost: a\r\n\r\n"},
 		{"without reading", "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\nGET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
