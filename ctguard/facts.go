@@ -20,7 +20,12 @@ type knowledge struct {
 	silent     map[netip.AddrPort]bool
 	ipvs       map[netip.AddrPort]bool
 	tombstones map[netip.AddrPort]tombstone
+	doubt      bool
+	met        map[netip.AddrPort]bool // endpoints of this snapshot and those before
 }
+
+// mostMet bounds the endpoints that are remembered.
+const mostMet = 10_000
 
 // tombstone marks a frontend that has gone.
 type tombstone struct {
@@ -37,6 +42,7 @@ func newKnowledge(zones []uint16, evidence bool) *knowledge {
 		translated: make(map[netip.AddrPort]bool),
 		silent:     make(map[netip.AddrPort]bool),
 		tombstones: make(map[netip.AddrPort]tombstone),
+		met:        make(map[netip.AddrPort]bool),
 	}
 }
 
@@ -49,6 +55,14 @@ func (k *knowledge) update(s *Snapshot, old *Policy, now time.Time) bool {
 	}
 	k.snapshot, k.at = s, now
 	next := NewPolicy(*s, Facts{})
+	if len(k.met) > mostMet {
+		clear(k.met)
+	}
+	for _, t := range next.frontends {
+		for at := range t.endpoints {
+			k.met[at] = true
+		}
+	}
 	if old != nil {
 		for _, f := range old.present() {
 			if _, still := next.frontends[f.Addr]; !still {
@@ -113,7 +127,7 @@ func (k *knowledge) policy() *Policy {
 	for _, t := range k.tombstones {
 		gone = append(gone, t.frontend)
 	}
-	return NewPolicy(*k.snapshot, Facts{
+	facts := Facts{
 		Timeouts:   k.timeouts,
 		Zones:      slices.Clone(k.zones),
 		Translated: maps.Clone(k.translated),
@@ -121,5 +135,10 @@ func (k *knowledge) policy() *Policy {
 		Evidence:   k.evidence,
 		IPVS:       maps.Clone(k.ipvs),
 		Tombstones: gone,
-	})
+		Doubt:      k.doubt,
+	}
+	if k.doubt {
+		facts.Met = maps.Clone(k.met)
+	}
+	return NewPolicy(*k.snapshot, facts)
 }

@@ -160,6 +160,18 @@ func (g *Guard) Update(s *Snapshot) {
 	}
 }
 
+// Doubt tells the guard that its snapshots may be old, as while the API server is
+// out of reach, or that they are not any more. kube-proxy may then know endpoints
+// that no snapshot has: flows to such are left alone.
+func (g *Guard) Doubt(is bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.know.doubt != is {
+		g.know.doubt = is
+		g.learned()
+	}
+}
+
 // condemned notes, with mu held, that there are news that can make flows stale.
 func (g *Guard) condemned(now time.Time) {
 	if g.news.IsZero() {

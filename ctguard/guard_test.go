@@ -279,3 +279,27 @@ func TestNewNeedsTable(t *testing.T) {
 		t.Error("no error")
 	}
 }
+
+// TestDoubt: while the snapshot may be old, nothing is held against an endpoint
+// that none has had; what has left before stays condemned.
+func TestDoubt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const podC = "10.244.0.5:5353"
+		l := start(t, &ctguardtest.Table{}, nil)
+		l.guard.Update(kubeDNS(podA, podB))
+		time.Sleep(67 * time.Second)
+		l.guard.Update(kubeDNS(podB))
+		l.guard.Doubt(true)
+		time.Sleep(67 * time.Second)
+		l.add(flow(1, vip, podA), flow(2, vip, podB), flow(3, vip, podC))
+		l.wantPurges("1 endpoint-gone event")
+		time.Sleep(67 * time.Second)
+		l.wantPurges()
+		l.wantFlows(2, 3)
+
+		// The news come, and there is no such endpoint.
+		l.guard.Doubt(false)
+		l.wantPurges("3 endpoint-gone")
+		l.wantFlows(2)
+	})
+}

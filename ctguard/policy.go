@@ -37,6 +37,11 @@ type Facts struct {
 	// IPVS holds the virtual servers of IPVS.
 	IPVS map[netip.AddrPort]bool
 
+	// Doubt tells that the snapshot may be old. Met then holds the endpoints that
+	// some snapshot had: others may have come since.
+	Doubt bool
+	Met   map[netip.AddrPort]bool
+
 	// Tombstones are the frontends that have gone not long ago.
 	Tombstones []Frontend
 }
@@ -191,6 +196,8 @@ func (p *Policy) reason(f Flow) Reason {
 		return Unanswered
 	case known && e.Serving:
 		return Serving
+	case p.facts.Doubt && !p.facts.Met[f.Reply.Src]:
+		return EndpointUnknown
 	case t.serving == 0:
 		return NoEndpoints
 	case known:

@@ -244,7 +244,7 @@ func TestReasons(t *testing.T) {
 			t.Errorf("%v is %v", r, r.Verdict())
 		}
 	}
-	want := map[Verdict]int{Foreign: 3, Live: 1, Held: 4, Stale: 9}
+	want := map[Verdict]int{Foreign: 3, Live: 1, Held: 5, Stale: 9}
 	got := make(map[Verdict]int)
 	for r := range reasons {
 		got[r.Verdict()]++

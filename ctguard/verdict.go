@@ -63,6 +63,8 @@ const (
 	// IPVSHeld: IPVS serves the frontend and has a connection table of its
 	// own, which would make the entry again.
 	IPVSHeld
+	// EndpointUnknown: no snapshot has had the endpoint, and the latest may be old.
+	EndpointUnknown
 
 	// EndpointGone: the endpoint has left the EndpointSlices.
 	EndpointGone
@@ -104,7 +106,7 @@ func (r Reason) Verdict() Verdict {
 		return Foreign
 	case r == Serving:
 		return Live
-	case r <= IPVSHeld:
+	case r <= EndpointUnknown:
 		return Held
 	default:
 		return Stale
@@ -117,7 +119,7 @@ func (r Reason) String() string {
 		NotUDP: "not-udp", NoFrontend: "no-frontend", OtherZone: "other-zone",
 		Serving:         "serving",
 		TerminatingBusy: "terminating-busy", TerminatingLast: "terminating-last",
-		UntranslatedHeld: "untranslated-held", IPVSHeld: "ipvs",
+		UntranslatedHeld: "untranslated-held", IPVSHeld: "ipvs", EndpointUnknown: "endpoint-unknown",
 		EndpointGone: "endpoint-gone", NotServing: "not-serving", PortChanged: "port-changed",
 		NoEndpoints: "no-endpoints", FrontendGone: "frontend-gone", Untranslated: "untranslated",
 		TerminatingSilent: "terminating-silent", TerminatingIdle: "terminating-idle",

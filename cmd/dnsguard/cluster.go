@@ -34,6 +34,9 @@ func (d *daemon) newWatcher(cfg *config.Config, policy *search.Policy) (*kube.Wa
 		OnChange:   d.onCluster,
 		OnProblem: func(p kube.Problem) {
 			d.kubeReadiness()
+			if g := d.guarding.Load(); g != nil {
+				g.guard.Doubt(d.outOfTouch())
+			}
 			if p.Err != nil {
 				d.log.Warn("watching the cluster does not get on; what was known stays in force", "watch", p.Watch, "error", p.Err)
 				return
@@ -245,6 +248,12 @@ func (d *daemon) kubeReadiness() {
 		}
 	}
 	d.conditions.warn("kubernetes", text)
+}
+
+// outOfTouch tells that some of what is known of the cluster may be old.
+func (d *daemon) outOfTouch() bool {
+	w := d.watcher()
+	return w != nil && slices.ContainsFunc(w.Stats().Watches, func(s kube.WatchStats) bool { return s.Err != nil })
 }
 
 // interfaceAddrs returns the addresses of this machine's interfaces.

@@ -124,6 +124,7 @@ func (d *daemon) changeGuard(ctx context.Context, c guardChange) {
 	d.guarding.Store(c.next)
 	if c.next != nil && state != nil && state.Guard != nil {
 		c.next.guard.Update(state.Guard)
+		c.next.guard.Doubt(c.watcher == nil && d.outOfTouch())
 	}
 	d.guardMu.Unlock()
 	if err := before.close(); err != nil {

@@ -53,6 +53,42 @@ func TestNodeClusterBreaks(t *testing.T) {
 	await(t, "the guard to follow", func() bool { return d.metric("dnsguard_guard_deleted_total") > 0 })
 }
 
+// TestNodeClusterBehind: while the source is broken, kube-proxy hears of a DNS pod
+// that the daemon does not know. Its answers are not lost.
+func TestNodeClusterBehind(t *testing.T) {
+	n := newNode(t)
+	newcomer := n.dns[1]
+	n.tell(func(c *cluster) { c.leave(newcomer) })
+	d := n.start("a", guardOnly()...)
+	defer d.stop()
+	if err := os.WriteFile(n.clusterFile(), []byte("kind: Service\napiVersion: v1\nmetadata: {name: kube-dns\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.awaitLog("watching the cluster does not get on", "not YAML")
+	if err := n.DNS.SetEndpoints(lab.Endpoints(newcomer)...); err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		if err := n.ask(n.pod.Namespace, "udp", clusterIP4, cachedName); err != nil {
+			t.Error(err)
+		}
+	}
+	if line := d.logged("flow deleted"); line != "" {
+		t.Errorf("a living flow was deleted: %s", line)
+	}
+	if _, out := n.command("flows", "--config", d.config); !strings.Contains(out, "endpoint-unknown") {
+		t.Errorf("the flows:\n%s", out)
+	}
+
+	// The newcomer is heard of.
+	n.tell(func(c *cluster) { c.serve(newcomer, "") })
+	d.awaitLog("watching the cluster gets on again")
+	await(t, "its flows to be in order", func() bool { return d.metric("dnsguard_guard_flows", `verdict="live"`) > 0 })
+	if line := d.logged("flow deleted"); line != "" {
+		t.Errorf("a living flow was deleted: %s", line)
+	}
+}
+
 // built returns the program as it is shipped; a test binary is larger. It is built
 // once, and TestMain removes it.
 func built(t *testing.T) string {
