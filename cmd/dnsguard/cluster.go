@@ -250,10 +250,12 @@ func (d *daemon) kubeReadiness() {
 	d.conditions.warn("kubernetes", text)
 }
 
-// outOfTouch tells that some of what is known of the cluster may be old.
+// outOfTouch tells that what is known of Services and endpoints may be old.
 func (d *daemon) outOfTouch() bool {
 	w := d.watcher()
-	return w != nil && slices.ContainsFunc(w.Stats().Watches, func(s kube.WatchStats) bool { return s.Err != nil })
+	return w != nil && slices.ContainsFunc(w.Stats().Watches, func(s kube.WatchStats) bool {
+		return s.Err != nil && !strings.HasPrefix(s.Name, "pods") && !strings.HasPrefix(s.Name, "namespaces")
+	})
 }
 
 // interfaceAddrs returns the addresses of this machine's interfaces.
