@@ -29,8 +29,9 @@ type Interceptor struct {
 	kernel  kernel
 	watcher *watcher
 	ledger  *ledger
-	dropped uint64 // at the last weighing
-	stale   bool   // others may have left rules or routes, or we: to be pruned when alone
+	dropped uint64    // at the last weighing
+	shared  time.Time // when another process was last seen to live
+	stale   bool      // others may have left rules or routes, or we: to be pruned when alone
 
 	// mu is held for moments only, so that the heartbeat never waits.
 	mu        sync.Mutex
@@ -77,9 +78,14 @@ func New(cfg Config) (*Interceptor, error) {
 func (i *Interceptor) Start(ctx context.Context) (err error) {
 	i.work.Lock()
 	defer i.work.Unlock()
-	if i.slot != nil {
+	if i.kernel != nil {
 		return errors.New("intercept: started already")
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, i.release())
+		}
+	}()
 	rs := i.ruleSet(0)
 	if err := CheckAddresses(rs.routing().addrs); err != nil {
 		return err
@@ -91,14 +97,9 @@ func (i *Interceptor) Start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if i.slot, err = claimSlot(i.cfg.Mark); err != nil {
+	if err := i.claim(); err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, i.release())
-		}
-	}()
 	i.note(func(s *Stats) { s.Backend, s.Reason = backend, found.reason })
 	if i.kernel, err = i.openKernel(backend, found.owner); err != nil {
 		return err
@@ -121,12 +122,37 @@ func (i *Interceptor) Start(ctx context.Context) (err error) {
 // prune removes routing rules and routes of ours that are not wanted, whoever
 // added them; while others live, which may want them, it is put off.
 func (i *Interceptor) prune(rs RuleSet) error {
-	if i.stale = !i.slot.alone(); i.stale {
+	if !i.alone() {
 		return nil
 	}
 	_, err := rs.routing().prune()
 	i.stale = err != nil
 	return err
+}
+
+// Claim tells others that live that this process does, before it opens its
+// sockets, as Start does otherwise: what they take may arrive here then, and says
+// nothing about clients. Close takes it back.
+func (i *Interceptor) Claim() error {
+	i.work.Lock()
+	defer i.work.Unlock()
+	return i.claim()
+}
+
+func (i *Interceptor) claim() (err error) {
+	if i.slot == nil {
+		i.slot, err = claimSlot(i.cfg.Mark)
+	}
+	return err
+}
+
+// alone reports whether no other process lives, and notes when one does.
+func (i *Interceptor) alone() bool {
+	alone := i.slot.alone()
+	if !alone {
+		i.shared, i.stale = time.Now(), true
+	}
+	return alone
 }
 
 // firstApply applies the rules, and waits for a predecessor's table of the
@@ -230,7 +256,7 @@ func (i *Interceptor) release() error {
 	if i.kernel != nil {
 		errs = append(errs, i.kernel.close())
 	}
-	if i.slot.alone() {
+	if i.kernel != nil && i.slot.alone() {
 		_, err := routing{}.prune()
 		errs = append(errs, err)
 	}

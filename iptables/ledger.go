@@ -8,6 +8,9 @@ import (
 const (
 	// weighEvery is how often what was taken is compared with what arrived.
 	weighEvery = time.Second
+	// sharedFor is how long after another process's end nobody is judged: what
+	// was taken in the last interval of its life is weighed in the next two.
+	sharedFor = 2*weighEvery + checkEvery
 	// enoughUnanswered is how many datagrams or connection attempts in a row may
 	// not arrive: one may be lost, as on any network. Every one counts, so this
 	// is one lookup of a libc that asks for A and AAAA.

@@ -70,7 +70,7 @@ func (i *Interceptor) check() {
 		return
 	}
 	repaired, err := i.ensure()
-	if err == nil && i.stale {
+	if i.alone() && i.stale && err == nil {
 		err = i.prune(i.ruleSet(i.slot.number))
 	}
 	i.mu.Lock()
@@ -111,11 +111,10 @@ func (i *Interceptor) weigh(now time.Time) {
 		return
 	}
 	// While another process shares the addresses, what was taken may have
-	// arrived there. A service that does not answer a probe either, or has more
-	// to read than its sockets hold, has other troubles than one client.
-	alone := i.slot.alone()
-	i.stale = i.stale || !alone
-	judge := alone && i.healthy()
+	// arrived there, or may still be looked at after its end. A service that does
+	// not answer a probe either, or has more to read than its sockets hold, has
+	// other troubles than one client.
+	judge := i.alone() && time.Since(i.shared) > sharedFor && i.healthy()
 	if i.cfg.Dropped != nil {
 		dropped := i.cfg.Dropped()
 		judge = judge && dropped == i.dropped

@@ -168,17 +168,17 @@ func (i *interception) apply(ctx context.Context) error {
 	if err := i.awaitTurn(ctx, c.Addresses); err != nil {
 		return err
 	}
-	for _, a := range c.Addresses {
-		if err := i.openFree(ctx, a); err != nil {
-			return err
-		}
-	}
 	if i.icp == nil {
-		if err := i.start(ctx, c); err != nil {
+		if err := i.begin(ctx, c); err != nil {
 			return err
 		}
-	} else if err := i.icp.Apply(c.Targets); err != nil {
-		return err
+	} else {
+		if err := i.openAll(ctx, c.Addresses); err != nil {
+			return err
+		}
+		if err := i.icp.Apply(c.Targets); err != nil {
+			return err
+		}
 	}
 	i.targets = c.Targets
 	for a := range i.sockets {
@@ -280,6 +280,16 @@ func (i *interception) servedByOthers(addrs []netip.AddrPort) (netip.AddrPort, e
 	return netip.AddrPort{}, nil
 }
 
+// openAll opens the addresses that are not open.
+func (i *interception) openAll(ctx context.Context, addrs []netip.AddrPort) error {
+	for _, a := range addrs {
+		if err := i.openFree(ctx, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // openFree opens an address, and waits for the sockets of one that has stood
 // aside: NodeLocal DNSCache takes its addresses away before it closes them.
 func (i *interception) openFree(ctx context.Context, addr netip.AddrPort) error {
@@ -335,12 +345,18 @@ func (i *interception) close(ctx context.Context, addr netip.AddrPort) {
 	i.d.log.Info("no longer serving", "address", addr.String())
 }
 
-// start has the kernel take packets. Until an upstream has answered, it takes
-// none: queries are better off on kube-proxy's path.
-func (i *interception) start(ctx context.Context, c iptables.Config) error {
+// begin opens the sockets and has the kernel take packets. Until an upstream has
+// answered, it takes none: queries are better off on kube-proxy's path.
+func (i *interception) begin(ctx context.Context, c iptables.Config) error {
 	icp, err := iptables.New(c)
 	if err != nil {
 		return err
+	}
+	if err := icp.Claim(); err != nil {
+		return err
+	}
+	if err := i.openAll(ctx, c.Addresses); err != nil {
+		return errors.Join(err, icp.Close())
 	}
 	if err := icp.Start(ctx); err != nil {
 		return err

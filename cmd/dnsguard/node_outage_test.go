@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -254,7 +255,7 @@ func TestNodeHang(t *testing.T) {
 }
 
 // TestNodeTerminate ends the daemon in order under load, and starts it again:
-// nothing is lost.
+// nothing is lost, but for TCP connections that are under way when it starts.
 func TestNodeTerminate(t *testing.T) {
 	labtest.RequireSpeed(t)
 	for _, v := range nodeVariants() {
@@ -263,7 +264,8 @@ func TestNodeTerminate(t *testing.T) {
 			n := newNode(t)
 			d := v.start(n, "a")
 			start := time.Now()
-			wait := drive(t, n.streams(v, outageUDP, outageTCP, 4*time.Second))
+			streams := n.streams(v, outageUDP, outageTCP, 4*time.Second)
+			wait := drive(t, streams)
 			after(start, time.Second)
 			d.stop()
 			t.Logf("gone %v after SIGTERM", time.Since(start.Add(time.Second)))
@@ -275,8 +277,17 @@ func TestNodeTerminate(t *testing.T) {
 			after(start, 2*time.Second)
 			d = v.start(n, "a")
 			defer d.stop()
-			if lost := wait(); lost > 0 {
-				t.Errorf("%d queries lost", lost)
+			lost, resets := wait(), 0
+			for _, s := range streams {
+				if s.load.TCP {
+					resets += s.result.Refused
+				}
+			}
+			// Connections that kube-proxy had led to a DNS pod, under way in the very
+			// moment when the second daemon takes their next segment: its kernel does
+			// not know them, and resets them. Some 0.2 of 300 a second.
+			if lost > resets || resets > 5 {
+				t.Errorf("%d queries lost, of them %d connections reset", lost, resets)
 			}
 			if d.metric("dnsguard_queries_total") < 100 {
 				t.Error("the second daemon did not take over")
@@ -430,5 +441,41 @@ func TestNodeUpgradeNumbers(t *testing.T) {
 				return rules == 1 && strings.Count(routes, "local ") == len(n.servers())
 			})
 		})
+	}
+}
+
+// TestNodeNewcomerDies: a newcomer gets queries, and is killed before it answers
+// them. Who asked them is not taken for somebody who cannot reach the first one.
+func TestNodeNewcomerDies(t *testing.T) {
+	n := newNode(t)
+	v := nodeVariants()[0].patient()
+	old := v.start(n, "old")
+	defer old.stop()
+	for _, moment := range []string{"serving", "intercepting"} {
+		if !n.taken(n.pod, clusterIP4) { // it is known from now on
+			t.Fatal("queries are not taken")
+		}
+		young := v.launch(n, "young")
+		young.awaitLog(moment, map[bool]string{true: clusterIP4.String()}[moment == "serving"])
+		young.signal(syscall.SIGSTOP)
+		unanswered := 0
+		for range 4 {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			if _, err := lab.Ask(ctx, n.pod.Namespace, "udp", clusterIP4, cachedName, dns.TypeA); err != nil {
+				unanswered++
+			}
+			cancel()
+		}
+		if unanswered == 0 {
+			t.Errorf("%s: the newcomer got no query, and this proves nothing", moment)
+		}
+		young.kill()
+		<-time.After(4 * time.Second) // nobody asks meanwhile
+		if line := old.logged("client does not reach us"); line != "" {
+			t.Errorf("%s: %s", moment, line)
+		}
+		if got := old.metric("dnsguard_intercept_bypassed_clients"); got != 0 {
+			t.Errorf("%s: %v clients are let past", moment, got)
+		}
 	}
 }
