@@ -20,6 +20,13 @@ const (
 	// who do not. 1,000 connections can have 8 MiB beyond the budget.
 	outputBudget = 8 << 20
 	outputShare  = 8 << 10
+	// leastUse is how long a connection may be without a whole query before
+	// another can have its place, once all are taken: some round trips of a
+	// client that has just connected, or is about to ask again.
+	leastUse = 100 * time.Millisecond
+	// placesTried is how many connections are looked at for such a place. Those
+	// who hold all places hold most of any few.
+	placesTried = 16
 )
 
 // conns is the table of TCP connections: who has how many, how long they may
@@ -44,10 +51,10 @@ func (c *conns) admit(t *tcpConn, ep *Endpoint) (Shed, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case len(c.open) >= c.limits.Conns:
-		return ShedConns, false
 	case c.perClient[client] >= c.limits.ConnsPerClient:
 		return ShedConnsPer, false
+	case len(c.open) >= c.limits.Conns && !c.evict():
+		return ShedConns, false
 	}
 	c.open[t] = ep
 	c.perClient[client]++
@@ -64,11 +71,43 @@ func (c *conns) admit(t *tcpConn, ep *Endpoint) (Shed, bool) {
 // the caller holds mu.
 func (c *conns) crowded() bool { return len(c.open) > c.limits.Conns*3/4 }
 
+// evict gives up the connection that has been of no use for the longest time, of
+// some, and reports whether there was one: whoever sends queries octet by octet, or
+// none, from many addresses, does not keep others from asking. The caller holds mu.
+func (c *conns) evict() bool {
+	var longest *tcpConn
+	var since time.Time
+	now, tried := time.Now(), 0
+	for t := range c.open { // in random order
+		if s, ok := t.useless(now); ok && (longest == nil || s.Before(since)) {
+			longest, since = t, s
+		}
+		if tried++; tried == placesTried {
+			break
+		}
+	}
+	if longest == nil {
+		return false
+	}
+	c.forget(longest)
+	longest.s.c.shed[ShedConns].Add(1)
+	longest.giveUp()
+	return true
+}
+
 // remove takes a connection out.
 func (c *conns) remove(t *tcpConn) {
-	client := t.peer.Addr()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.forget(t)
+}
+
+// forget takes a connection out, once; the caller holds mu.
+func (c *conns) forget(t *tcpConn) {
+	if _, ok := c.open[t]; !ok {
+		return
+	}
+	client := t.peer.Addr()
 	delete(c.open, t)
 	if c.perClient[client]--; c.perClient[client] == 0 {
 		delete(c.perClient, client)

@@ -62,13 +62,14 @@ type tcpConn struct {
 	writing bool
 	broken  bool
 	drain   bool
-	stopped bool // nothing more is read
-	asked   bool // something was read
-	idle    bool // waits for the next query, for as long as usual
+	stopped bool      // nothing more is read
+	asked   bool      // something was read
+	idle    bool      // waits for the next query, for as long as usual
+	since   time.Time // of the last whole query, or the connection
 }
 
 func newTCPConn(r *Resolver, conn net.Conn, peer netip.AddrPort, c *counters) *tcpConn {
-	t := &tcpConn{r: r, conn: conn, peer: peer, s: newScratch(c)}
+	t := &tcpConn{r: r, conn: conn, peer: peer, s: newScratch(c), since: time.Now()}
 	t.changed = sync.NewCond(&t.mu)
 	return t
 }
@@ -118,6 +119,15 @@ func (t *tcpConn) makeRoom() {
 		t.idle = false
 		t.deadlineLocked(idleCrowded)
 	}
+}
+
+// useless returns since when nothing has come of the connection: neither a whole
+// query nor an answer that is on its way. It reports false if something has, just
+// now.
+func (t *tcpConn) useless(now time.Time) (since time.Time, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.since, !t.broken && t.owed == 0 && !t.writing && len(t.out) == 0 && now.Sub(t.since) >= leastUse
 }
 
 // stop tells the reader to read nothing more; what it has read is answered.
@@ -215,6 +225,7 @@ func (t *tcpConn) readFrame(br *bufio.Reader, buf []byte) ([]byte, error) {
 // serve answers one query, or leaves it to its flight.
 func (t *tcpConn) serve(msg []byte) {
 	t.mu.Lock()
+	t.since = time.Now()
 	for (t.owed >= maxPipelined || len(t.out) >= maxOutput) && !t.broken {
 		t.flushLocked()
 		t.changed.Wait()

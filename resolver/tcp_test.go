@@ -193,6 +193,54 @@ func TestTCPIdleMakeRoom(t *testing.T) {
 	})
 }
 
+// TestTCPEviction: when all places are taken, whoever asks nothing gives way to
+// whoever comes, the longest idle first; whoever asks, or has just come, does not.
+func TestTCPEviction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)}, func(s *Settings) { s.Limits.Conns = 4 })
+		asks := func(c net.Conn) error {
+			if _, err := c.Write(frame(t, query("example.com.", dns.TypeA))); err != nil {
+				return err
+			}
+			_, err := readMsg(c)
+			return err
+		}
+		slow, _ := pipeConn(t, r)
+		mustWrite(t, slow, []byte{0})
+		time.Sleep(leastUse)
+		var busy []net.Conn
+		for range 3 {
+			c, _ := pipeConn(t, r)
+			busy = append(busy, c)
+		}
+		time.Sleep(leastUse / 2)
+		newcomer, _ := pipeConn(t, r) // in the place of the slow one
+		if _, err := readMsg(slow); !errors.Is(err, io.EOF) {
+			t.Errorf("read: %v, want EOF", err)
+		}
+		for i, c := range append(busy, newcomer) {
+			if err := asks(c); err != nil {
+				t.Errorf("connection %d: %v", i, err)
+			}
+		}
+		// All have just asked: there is no place.
+		ours, theirs := net.Pipe()
+		refused := newTCPConn(r, ours, netip.MustParseAddrPort("10.0.0.9:4000"), &r.framed)
+		if reason, ok := r.conns.admit(refused, nil); ok || reason != ShedConns {
+			t.Errorf("admitted: %v, %v", reason, ok)
+		}
+		_, _ = ours.Close(), theirs.Close()
+		for _, c := range append(busy, newcomer) {
+			_ = c.Close()
+		}
+		time.Sleep(time.Minute)
+		end(t, r)
+		if s := r.Stats(); s.Conns != 0 || len(r.conns.perClient) != 0 || s.Shed[ShedConns] != 1 {
+			t.Errorf("%d connections left, of %v; %d given up", s.Conns, r.conns.perClient, s.Shed[ShedConns])
+		}
+	})
+}
+
 // TestTCPTurns: connections work on their queries in turns, half as many at a
 // time as there are CPUs, and one that stands still holds up nobody for long.
 func TestTCPTurns(t *testing.T) {

@@ -222,8 +222,8 @@ func memoryUnderFlood(t *testing.T, readers int, length time.Duration) {
 	if page := d.page("/metrics"); len(page) > pageBuffer {
 		t.Errorf("/metrics has %d octets, more than are written to a client that does not read", len(page))
 	}
-	if d.metric("dnsguard_shed_total", `reason="tcp_connections"`) == 0 || d.metric("dnsguard_cache_evictions_total") == 0 {
-		t.Error("neither the connections nor the cache were full: it was no flood")
+	if shed := d.metric("dnsguard_shed_total"); shed < 500 || h.asked.Load() < 500 {
+		t.Errorf("%v shed, and %d questions asked: it was no flood", shed, h.asked.Load())
 	}
 	t.Logf("the hostile upstream was asked %d times; %v shed, %v entries evicted", h.asked.Load(), d.metric("dnsguard_shed_total"), d.metric("dnsguard_cache_evictions_total"))
 }
