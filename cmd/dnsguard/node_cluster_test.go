@@ -59,6 +59,9 @@ func TestNodeClusterBehind(t *testing.T) {
 	n := newNode(t)
 	newcomer := n.dns[1]
 	n.tell(func(c *cluster) { c.leave(newcomer) })
+	if err := n.DNS.SetEndpoints(lab.Endpoints(n.dns[0])...); err != nil {
+		t.Fatal(err)
+	}
 	d := n.start("a", guardOnly()...)
 	defer d.stop()
 	if err := os.WriteFile(n.clusterFile(), []byte("kind: Service\napiVersion: v1\nmetadata: {name: kube-dns\n"), 0o600); err != nil {
@@ -73,7 +76,7 @@ func TestNodeClusterBehind(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if line := d.logged("flow deleted"); line != "" {
+	if line := d.logged("flow deleted", "client="+n.pod.IP4.String()); line != "" {
 		t.Errorf("a living flow was deleted: %s", line)
 	}
 	if _, out := n.command("flows", "--config", d.config); !strings.Contains(out, "endpoint-unknown") {
@@ -84,7 +87,7 @@ func TestNodeClusterBehind(t *testing.T) {
 	n.tell(func(c *cluster) { c.serve(newcomer, "") })
 	d.awaitLog("watching the cluster gets on again")
 	await(t, "its flows to be in order", func() bool { return d.metric("dnsguard_guard_flows", `verdict="live"`) > 0 })
-	if line := d.logged("flow deleted"); line != "" {
+	if line := d.logged("flow deleted", "client="+n.pod.IP4.String()); line != "" {
 		t.Errorf("a living flow was deleted: %s", line)
 	}
 }
