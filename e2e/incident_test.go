@@ -146,7 +146,8 @@ func (w *world) play(in incident) recovery {
 
 // awaitMet waits until the guard on the first node has had an answer of every
 // CoreDNS: only what has answered can be called silent. It probes a new one within
-// a second.
+// a second, and when that is not answered after guard.resync. The kernel remembers a
+// probe for 30 s.
 func (w *world) awaitMet() {
 	w.t.Helper()
 	w.await("the guard's first probes", func(context.Context) error {
@@ -154,15 +155,14 @@ func (w *world) awaitMet() {
 		if err != nil {
 			return err
 		}
-		met := map[netip.Addr]bool{}
 		for _, f := range flows {
 			if f.Replied && f.Client.Addr() != w.client.IP4 && f.Client.Addr() != w.client.IP6 {
-				met[f.Frontend.Addr()] = true
+				w.met[f.Frontend.Addr()] = true
 			}
 		}
 		for _, d := range w.dns {
-			if !met[d.IP4] || !met[d.IP6] {
-				return fmt.Errorf("%s has not been probed", d.Name)
+			if !w.met[d.IP4] || !w.met[d.IP6] {
+				return fmt.Errorf("%s has not answered the guard's probes", d.Name)
 			}
 		}
 		return nil

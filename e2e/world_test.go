@@ -85,8 +85,9 @@ type world struct {
 	dns    []*kubelab.Pod
 	client *kubelab.Pod
 	number int
-	made   *atomic.Int32 // CoreDNS pods ever
-	port   int           // that they listen on
+	made   *atomic.Int32       // CoreDNS pods ever
+	met    map[netip.Addr]bool // what has answered the guard
+	port   int                 // that they listen on
 }
 
 var worlds int
@@ -100,7 +101,7 @@ func newWorld(t *testing.T, mode string) *world {
 // newWorldAt builds one whose CoreDNS pods listen on another port.
 func newWorldAt(t *testing.T, mode string, port int) *world {
 	t.Helper()
-	w := &world{Cluster: cluster(t), t: t, number: worlds, made: new(atomic.Int32), port: port}
+	w := &world{Cluster: cluster(t), t: t, number: worlds, made: new(atomic.Int32), port: port, met: map[netip.Addr]bool{}}
 	worlds++
 	begin := time.Now()
 	ctx := w.soon()
@@ -304,6 +305,7 @@ func (w *world) ask(ns *lab.Namespace, network string, server netip.AddrPort, na
 // guard starts dnsguard on a node, ready.
 func (w *world) guard(n *kubelab.Node, more ...string) *kubelab.Guard {
 	w.t.Helper()
+	clear(w.met)
 	g, err := n.StartGuard(w.soon(), more...)
 	w.must(err)
 	return g
