@@ -124,10 +124,22 @@ func parseInterspersed(fs *flag.FlagSet, args []string) (operands []string, err 
 
 func (cmd *command) help(w io.Writer, fs *flag.FlagSet) {
 	fmt.Fprintf(w, "dnsguard %s: %s\n\nExample:\n\n    %s\n", cmd.name, cmd.summary, cmd.example)
+	keys := flag.NewFlagSet("", flag.ContinueOnError)
+	config.RegisterFlags(keys)
+	isKey := func(f *flag.Flag) bool { return keys.Lookup(f.Name) != nil }
+	// The few of the command itself would be lost among the keys.
+	helpFlags(w, "Flags:", fs, func(f *flag.Flag) bool { return !isKey(f) })
+	helpFlags(w, "Keys of the configuration, which win over the file:", fs, isKey)
+}
+
+func helpFlags(w io.Writer, title string, fs *flag.FlagSet, which func(*flag.Flag) bool) {
 	first := true
 	fs.VisitAll(func(f *flag.Flag) {
+		if !which(f) {
+			return
+		}
 		if first {
-			fmt.Fprint(w, "\nFlags:\n")
+			fmt.Fprintf(w, "\n%s\n", title)
 		}
 		first = false
 		fmt.Fprintf(w, "\n    --%s", f.Name)

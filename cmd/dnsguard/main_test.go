@@ -60,6 +60,10 @@ func TestHelpHasExamples(t *testing.T) {
 			if code != exitOK || !strings.Contains(out, cmd.summary) || !strings.Contains(out, cmd.example) {
 				t.Errorf("code %d, help:\n%s", code, out)
 			}
+			own, keys, _ := strings.Cut(out, "Keys of the configuration")
+			if strings.Contains(own, "--cache.size") || strings.Contains(keys, "--config") {
+				t.Errorf("the command's own flags do not come before the keys:\n%s", out)
+			}
 			words := strings.Fields(cmd.example)
 			if words[0] != "dnsguard" || words[1] != cmd.name {
 				t.Errorf("example %q is of another command", cmd.example)
