@@ -113,7 +113,7 @@ func explainListen(err error) error {
 	case errors.Is(err, unix.EADDRINUSE):
 		return &ConfigError{
 			Key: "listen", Problem: "another process serves the address", Err: err,
-			Remedy: "stop it (ss -lnup shows it); an older dnsguard must run as the same user",
+			Remedy: "stop it (ss -lnutp shows it); an older dnsguard must run as the same user",
 		}
 	}
 	return err

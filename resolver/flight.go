@@ -277,7 +277,8 @@ func (r *Resolver) fly(fl *flight, prefetch bool) {
 	}
 	var o outcome
 	if fl.walk != nil {
-		ctx, cancel := context.WithTimeout(r.ctx, time.Duration(r.total.Load())-waited)
+		total := time.Duration(r.total.Load())
+		ctx, cancel := context.WithTimeout(r.ctx, total-min(waited, total/3)) // as upstream.Question.Waited
 		o = r.walk(ctx, key, fl.question, fl.walk)
 		cancel()
 	} else {

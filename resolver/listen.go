@@ -132,7 +132,7 @@ func explain(network string, addr netip.AddrPort, err error) error {
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		remedy = ": the address is on no interface of this machine; add it to one, or let dnsguard intercept it (intercept.mode)"
 	case errors.Is(err, unix.EADDRINUSE):
-		remedy = ": another process serves this address and port; stop it or choose another in listen (ss -lnup shows it)"
+		remedy = ": another process serves this address and port; stop it or choose another in listen (ss -lnutp shows it)"
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		remedy = ": ports below 1024 need the capability NET_BIND_SERVICE"
 	}

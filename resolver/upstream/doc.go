@@ -25,11 +25,11 @@
 //   - An answer with TC set never leaves the package. Neither does one to
 //     another question.
 //   - An exchange ends within Timeouts.Total.
-//   - A question costs an upstream one query. Second ones (hedges, retries,
-//     other servers after an error) come out of the route's budget, which fills
-//     by questions; none is sent on a path where most questions come so far that
-//     one would be due. Not charged is what no server can have received (sent to
-//     a refusing socket, a dead server, a flow that RetireSockets ended), what
+//   - A question costs a server one query. Second ones (hedges, retries) come
+//     out of the route's budget, which fills by questions; none is sent on a path
+//     where most questions come so far that one would be due. Not charged is what
+//     no server can have received (sent to a refusing socket, a dead server, a
+//     flow that RetireSockets ended), the first question to the next server, what
 //     the answer itself asks for (TCP, no OPT), and a probe every few seconds of
 //     a path that is down.
 //   - A path goes down only when a question that is known to be answerable has

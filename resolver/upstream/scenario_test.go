@@ -274,9 +274,13 @@ func TestExchange(t *testing.T) {
 			budget:  usual,
 			want:    want{server: 2, after: ms, queries: []string{"1 udp", "2 udp"}},
 		},
-		"servfail, no budget": {
+		"servfail, no budget: the next server's first question is its share": {
 			servers: []func(*fakeQuery){answering(dns.RcodeServerFailure), healthy(ms)},
-			want:    want{rcode: dns.RcodeServerFailure, server: 1, queries: []string{"1 udp"}},
+			want:    want{server: 2, after: ms, queries: []string{"1 udp", "2 udp"}},
+		},
+		"silence, no budget: the next server's first question is its share": {
+			servers: []func(*fakeQuery){blackHole, healthy(ms)},
+			want:    want{server: 2, after: 701 * ms, queries: []string{"1 udp", "2 udp"}},
 		},
 		"servfail everywhere: the first is returned": {
 			servers: []func(*fakeQuery){answering(dns.RcodeServerFailure), answering(dns.RcodeRefused)},

@@ -108,19 +108,21 @@ func (x *exchange) hedge(now time.Duration) {
 }
 
 // retry asks the next server, or the same over the other transport if this one
-// is silent, or else once more over a new socket.
+// is silent, or else once more over a new socket. What a server is asked first is
+// its share of the load and no second question: only the others are charged.
 func (x *exchange) retry(now time.Duration) {
 	a := x.latest()
 	if a == nil {
 		return
 	}
 	x.at(0).srv.overdue(x, Retry)
-	i, t := x.untried()
-	if i < 0 {
-		i, t = int(a.index), a.tr
-		if from, to := x.transports(); from < to && a.srv.silentSince(t, x.start) && !a.srv.paths[t.other()].down.Load() {
-			t = t.other()
-		}
+	if i, t := x.untried(); i >= 0 {
+		x.ask(i, t, retried, true)
+		return
+	}
+	i, t := int(a.index), a.tr
+	if from, to := x.transports(); from < to && a.srv.silentSince(t, x.start) && !a.srv.paths[t.other()].down.Load() {
+		t = t.other()
 	}
 	if x.allowed(Retry, a, i, t) {
 		x.ask(i, t, retried, true)
@@ -220,7 +222,7 @@ func (x *exchange) refused(a *attempt) {
 	if a.srv.outdone(a.tr) && x.askNext() {
 		return
 	}
-	if i, t := x.untried(); i >= 0 && x.allowed(Retry, a, i, t) && x.ask(i, t, followed, false) {
+	if i, t := x.untried(); i >= 0 && x.ask(i, t, followed, false) {
 		return
 	}
 	x.settle()
@@ -240,12 +242,8 @@ func (x *exchange) truncated(a *attempt) {
 			a.srv.countFallback()
 			return
 		}
-	default: // the one question that the next server gets is this server's second
-		if i, t := x.untried(); i >= 0 && x.ask(i, t, followed, false) {
-			return
-		}
 	}
-	if i, t := x.untried(); i >= 0 && x.allowed(Retry, a, i, t) && x.ask(i, t, followed, false) {
+	if i, t := x.untried(); i >= 0 && x.ask(i, t, followed, false) {
 		return
 	}
 	x.settle()
