@@ -221,6 +221,7 @@ func TestNodeServiceMoves(t *testing.T) {
 // packets are not tracked; unknown names fail in time, and are answered as soon as
 // there is room.
 func TestNodeConntrackFull(t *testing.T) {
+	labtest.RequireSpeed(t)
 	n := newNode(t)
 	d := n.start("a", "timeouts: {total: 1500ms}")
 	defer d.stop()
@@ -445,7 +446,7 @@ func TestNodePortTaken(t *testing.T) {
 // nodeSoak is how long TestNodeSoak lasts; hours, before a release:
 //
 //	go test ./cmd/dnsguard -run NodeSoak -v -timeout 25h -node.soak 24h
-var nodeSoak = flag.Duration("node.soak", 15*time.Second, "the length of TestNodeSoak")
+var nodeSoak = flag.Duration("node.soak", 12*time.Second, "the length of TestNodeSoak")
 
 // TestNodeSoak: all kinds of load, with reloads and deaths of upstreams all the
 // time. Nothing is lost, and the daemon holds no more in the end than at first.

@@ -175,8 +175,8 @@ func TestNodeMemoryLimit(t *testing.T) {
 		readers int // 0: as many as it finds right
 		length  time.Duration
 	}{
-		{"as deployed", 0, 10 * time.Second},
-		{"64 readers", 64, 6 * time.Second},
+		{"as deployed", 0, 8 * time.Second},
+		{"64 readers", 64, 5 * time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) { memoryUnderFlood(t, tt.readers, tt.length) })
 	}
