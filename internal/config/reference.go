@@ -140,4 +140,5 @@ in a dot and are compared without regard to case. YAML aliases are not read.
 
 **Reload.** A changed file is picked up within two seconds, and on SIGHUP; a changed ConfigMap once the kubelet has
 written it out, which it does about once a minute. A file with problems changes nothing: the configuration in use stays.
+Some keys need a restart: [OPERATIONS.md](OPERATIONS.md#reload).
 `
