@@ -208,7 +208,7 @@ func TestRollout(t *testing.T) {
 	labtest.RequireSpeed(t)
 	w := newWorld(t, "iptables")
 	play := func(w *world) (lost, sent int) {
-		wait := w.drive(w.misses(14 * time.Second))
+		wait := w.drive(w.misses(12 * time.Second))
 		old := append([]*kubelab.Pod(nil), w.dns...)
 		w.each(len(old), func(i int) (err error) {
 			w.dns[i] = w.addDNS(w.nodes[i])

@@ -56,12 +56,12 @@ func compileMesh(t *testing.T) string {
 }
 
 // How the client asks: names at once, each again after the interval; c-ares asks
-// three times and waits twice as long each time, 7 s in all.
+// three times and waits twice as long each time, 4.2 s in all.
 const (
 	meshNames    = 1000
 	meshServices = 100 // of them; the API server takes 10 ms for each
 	meshInterval = time.Second
-	meshTimeout  = time.Second
+	meshTimeout  = 600 * time.Millisecond
 	meshTries    = 3
 )
 
@@ -207,12 +207,12 @@ func meshService(i int) string { return fmt.Sprintf("mesh-%d", i) }
 
 // kubeletNotices is how long after a process's death the node reports its pod
 // unready: kubelet's readiness probe takes up to 30 s, a lost node 40 s.
-const kubeletNotices = 8 * time.Second
+const kubeletNotices = 6 * time.Second
 
 // TestMesh: a c-ares client with one UDP port resolves 1,000 names at once and
 // each again after a second, while the CoreDNS that its flow leads to dies without
 // a word, its pod is deleted as an eviction does it, and the node reports it
-// unready 8 s later. Without dnsguard, healthy kube-proxy and all, no name is
+// unready 6 s later. Without dnsguard, healthy kube-proxy and all, no name is
 // resolved until then; with it, none fails, whether it answers or only guards.
 func TestMesh(t *testing.T) {
 	labtest.RequireSpeed(t)
