@@ -104,7 +104,7 @@ func (k *nftKernel) ensure(rs RuleSet) (repaired bool, err error) {
 	if err := k.bury(disarmed); err != nil {
 		return repaired, err
 	}
-	again, err := k.carryFallback(r, fallback, want)
+	again, err := k.carryFallback(r, fallback, want, rs.cfg.Provisional)
 	if err != nil {
 		return repaired || again, err
 	}
@@ -193,11 +193,16 @@ func (k *nftKernel) bury(services []Service) error {
 }
 
 // carryFallback keeps the table that outlives the process, unless a newer
-// process does.
-func (k *nftKernel) carryFallback(r *ruleset, t table, want bool) (repaired bool, err error) {
+// process does, or there is a predecessor's that may know more.
+func (k *nftKernel) carryFallback(r *ruleset, t table, want, provisional bool) (repaired bool, err error) {
 	if !k.inCharge() {
 		delete(k.tables, fallbackName)
 		return false, nil
+	}
+	if _, ours := k.tables[fallbackName]; provisional && !ours {
+		if _, exists, err := r.table(fallbackName); err != nil || exists {
+			return false, err
+		}
 	}
 	if want {
 		return k.carry(r, t, nil)

@@ -14,6 +14,9 @@ type Targets struct {
 	// are not among them are link-local ones: when nobody takes what goes
 	// there, the fallback sends it to the ClusterIP of the same family.
 	ClusterIPs []netip.Addr
+	// Provisional: there may be more ClusterIPs. The fallback that a predecessor
+	// left, which may know them, stays as it is for now.
+	Provisional bool
 	// Exclude are clients that are never intercepted.
 	Exclude []netip.Prefix
 }

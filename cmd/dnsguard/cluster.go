@@ -188,10 +188,16 @@ func (d *daemon) awaitService(ctx context.Context, cfg *config.Config) {
 // each family: as the cluster says or, before it is heard, as the environment
 // does.
 func (d *daemon) clusterIPs() []netip.Addr {
+	ips, _ := d.clusterIPsHeard()
+	return ips
+}
+
+// clusterIPsHeard is clusterIPs, and whether it is the cluster that says so.
+func (d *daemon) clusterIPsHeard() (ips []netip.Addr, heard bool) {
 	if s := d.cluster.Load(); s != nil && s.DNS != nil && len(s.DNS.ClusterIPs) > 0 {
-		return s.DNS.ClusterIPs
+		return s.DNS.ClusterIPs, true
 	}
-	return serviceFromEnvironment(d.config().Kubernetes.DNSService)
+	return serviceFromEnvironment(d.config().Kubernetes.DNSService), false
 }
 
 // excludedClients returns the pods that asked not to be intercepted.

@@ -79,8 +79,9 @@ func iptablesConfig(cfg *config.Config, clusterIPs, excluded []netip.Addr) iptab
 
 // wanted returns what is to be intercepted now.
 func (i *interception) wanted() iptables.Config {
-	ips, excluded := i.d.clusterIPs(), i.d.excludedClients()
-	c := iptablesConfig(i.cfg, ips, excluded)
+	ips, heard := i.d.clusterIPsHeard()
+	c := iptablesConfig(i.cfg, ips, i.d.excludedClients())
+	c.Provisional = !heard // the environment tells of one family
 	c.Received = func(c iptables.Client) uint64 {
 		t := resolver.UDP
 		if c.Proto == iptables.TCP {
@@ -190,7 +191,7 @@ func (i *interception) apply(ctx context.Context) error {
 }
 
 func targetsEqual(a, b iptables.Targets) bool {
-	return slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.ClusterIPs, b.ClusterIPs) && slices.Equal(a.Exclude, b.Exclude)
+	return a.Provisional == b.Provisional && slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.ClusterIPs, b.ClusterIPs) && slices.Equal(a.Exclude, b.Exclude)
 }
 
 // standBy waits while NodeLocal DNSCache has one of the addresses: it serves

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
 
 	"github.com/dnsguard/dnsguard/internal/lab"
@@ -478,4 +480,30 @@ func TestNodeNewcomerDies(t *testing.T) {
 			t.Errorf("%s: %v clients are let past", moment, got)
 		}
 	}
+}
+
+// TestNodeFallbackStays: the fallback of a predecessor knows the ClusterIPs of
+// both families, a daemon that has not heard the cluster that of one. It leaves
+// the fallback as it is.
+func TestNodeFallbackStays(t *testing.T) {
+	n := newNode(t)
+	if !n.IPv6 {
+		labtest.Missing(t, errors.New("no IPv6"))
+	}
+	v := nodeVariants()[1]
+	v.start(n, "a").stop()
+	before := nft(t, n.Node.Namespace, "", "list", "table", "inet", "dnsguard-fallback")
+	// No upstream answers, so that it does not take the queries itself.
+	d := v.launch(n, "deaf", `upstreams: [{zones: ["."], servers: [192.0.2.1]}]`,
+		"kubernetes: {source: file, file: /nonexistent/cluster.yaml, nodeName: node1}")
+	d.awaitLog("intercepting")
+	if diff := cmp.Diff(before, nft(t, n.Node.Namespace, "", "list", "table", "inet", "dnsguard-fallback")); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+	for _, server := range []netip.AddrPort{linkLocal4, linkLocal6} {
+		if err := n.ask(n.pod.Namespace, "udp", server, cachedName); err != nil {
+			t.Errorf("%v: %v", server, err)
+		}
+	}
+	d.kill()
 }
