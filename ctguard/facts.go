@@ -21,11 +21,25 @@ type knowledge struct {
 	ipvs       map[netip.AddrPort]bool
 	tombstones map[netip.AddrPort]tombstone
 	doubt      bool
-	met        map[netip.AddrPort]bool // endpoints of this snapshot and those before
+	probes     bool                    // what is not known is probed
+	listed     map[netip.AddrPort]bool // the snapshot's endpoints, serving or not
+	mute       map[netip.AddrPort]bool // endpoints that are not known and do not answer
+
+	// met are the endpoints that are known: of which this snapshot or one before
+	// has said that they serve or terminate, and all that have left, with the time
+	// at which they did.
+	met map[netip.AddrPort]time.Time
 }
 
-// mostMet bounds the endpoints that are remembered.
-const mostMet = 10_000
+const (
+	// metFor is how long an endpoint is remembered that has left: many times as
+	// long as its flows can last, and soon enough for the address to be another
+	// pod's.
+	metFor = time.Hour
+
+	// mostMet bounds those that are.
+	mostMet = 1024
+)
 
 // tombstone marks a frontend that has gone.
 type tombstone struct {
@@ -42,7 +56,9 @@ func newKnowledge(zones []uint16, evidence bool) *knowledge {
 		translated: make(map[netip.AddrPort]bool),
 		silent:     make(map[netip.AddrPort]bool),
 		tombstones: make(map[netip.AddrPort]tombstone),
-		met:        make(map[netip.AddrPort]bool),
+		listed:     make(map[netip.AddrPort]bool),
+		mute:       make(map[netip.AddrPort]bool),
+		met:        make(map[netip.AddrPort]time.Time),
 	}
 }
 
@@ -55,14 +71,7 @@ func (k *knowledge) update(s *Snapshot, old *Policy, now time.Time) bool {
 	}
 	k.snapshot, k.at = s, now
 	next := NewPolicy(*s, Facts{})
-	if len(k.met) > mostMet {
-		clear(k.met)
-	}
-	for _, t := range next.frontends {
-		for at := range t.endpoints {
-			k.met[at] = true
-		}
-	}
+	k.meet(next, now)
 	if old != nil {
 		for _, f := range old.present() {
 			if _, still := next.frontends[f.Addr]; !still {
@@ -81,11 +90,55 @@ func (k *knowledge) update(s *Snapshot, old *Policy, now time.Time) bool {
 	return true
 }
 
-// expire removes tombstones whose time is over and tells whether it did.
+// meet takes the endpoints of the next snapshot.
+func (k *knowledge) meet(next *Policy, now time.Time) {
+	before := k.listed
+	k.listed = make(map[netip.AddrPort]bool)
+	for _, t := range next.frontends {
+		for at, e := range t.endpoints {
+			k.listed[at] = true
+			if _, met := k.met[at]; met || e.Serving || e.Terminating {
+				k.met[at] = time.Time{}
+			}
+		}
+	}
+	for at := range before {
+		if !k.listed[at] {
+			k.met[at] = now
+		}
+	}
+	k.forget(now)
+}
+
+// forget removes endpoints that left long ago, and, of too many, those that left
+// first.
+func (k *knowledge) forget(now time.Time) {
+	var left []netip.AddrPort
+	for at, since := range k.met {
+		switch {
+		case since.IsZero():
+		case now.Sub(since) >= metFor:
+			delete(k.met, at)
+		default:
+			left = append(left, at)
+		}
+	}
+	if len(left) <= mostMet {
+		return
+	}
+	slices.SortFunc(left, func(a, b netip.AddrPort) int { return k.met[a].Compare(k.met[b]) })
+	for _, at := range left[:len(left)-mostMet] {
+		delete(k.met, at)
+	}
+}
+
+// expire removes tombstones and endpoints whose time is over and tells whether it
+// did.
 func (k *knowledge) expire(now time.Time) bool {
-	n := len(k.tombstones)
+	n, m := len(k.tombstones), len(k.met)
 	maps.DeleteFunc(k.tombstones, func(_ netip.AddrPort, t tombstone) bool { return !now.Before(t.until) })
-	return len(k.tombstones) != n
+	k.forget(now)
+	return len(k.tombstones) != n || len(k.met) != m
 }
 
 // lag is how long a flow that is made anew to a vanished frontend is put down
@@ -136,9 +189,14 @@ func (k *knowledge) policy() *Policy {
 		IPVS:       maps.Clone(k.ipvs),
 		Tombstones: gone,
 		Doubt:      k.doubt,
+		Probes:     k.probes,
+		Mute:       maps.Clone(k.mute),
 	}
-	if k.doubt {
-		facts.Met = maps.Clone(k.met)
+	if k.doubt || k.probes {
+		facts.Met = make(map[netip.AddrPort]bool, len(k.met))
+		for at := range k.met {
+			facts.Met[at] = true
+		}
 	}
 	return NewPolicy(*k.snapshot, facts)
 }

@@ -25,7 +25,8 @@ type Config struct {
 	Host Host
 
 	// Prober probes endpoints. Without it, flows to endpoints that terminate
-	// are moved when idle, and none is believed dead.
+	// are moved when idle, and none is believed dead; an endpoint that no snapshot
+	// has had is gone like one that has left, unless [Guard.Doubt] says otherwise.
 	Prober Prober
 
 	// Zones are the conntrack zones to guard beside the default zone 0.
@@ -102,6 +103,8 @@ type Guard struct {
 
 	answered map[netip.AddrPort]bool // endpoints that serve and have answered probes
 
+	strangers strangers
+
 	bucket   bucket
 	stats    Stats
 	reported map[flowKey]uint64 // what a dry run has reported, by the last sweep that saw it
@@ -143,6 +146,10 @@ func New(cfg Config) (*Guard, error) {
 			Errors:  make(map[Op]uint64),
 		},
 		answered: make(map[netip.AddrPort]bool),
+		strangers: strangers{
+			kicks: make(chan struct{}, 1),
+			all:   make(map[netip.AddrPort]*stranger),
+		},
 		reported: make(map[flowKey]uint64),
 	}, nil
 }
@@ -162,7 +169,8 @@ func (g *Guard) Update(s *Snapshot) {
 
 // Doubt tells the guard that its snapshots may be old, as while the API server is
 // out of reach, or that they are not any more. kube-proxy may then know endpoints
-// that no snapshot has: flows to such are left alone.
+// that no snapshot has: flows to such are left alone, unless probes show that they
+// are dead.
 func (g *Guard) Doubt(is bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -231,7 +239,8 @@ func (g *Guard) Stats() Stats {
 
 // Flows reads the table and judges all flows to frontends, without deleting
 // any. It works before and without [Guard.Run], after the first
-// [Guard.Update].
+// [Guard.Update]; without, nothing is probed, and endpoints that the snapshot does
+// not have are gone.
 func (g *Guard) Flows(ctx context.Context) ([]Finding, error) {
 	p := g.policy.Load()
 	if p == nil {

@@ -37,10 +37,15 @@ type Facts struct {
 	// IPVS holds the virtual servers of IPVS.
 	IPVS map[netip.AddrPort]bool
 
-	// Doubt tells that the snapshot may be old. Met then holds the endpoints that
-	// some snapshot had: others may have come since.
-	Doubt bool
-	Met   map[netip.AddrPort]bool
+	// Doubt tells that the snapshot may be old, Probes that endpoints are probed
+	// which are not known. If either, Met holds those of which some snapshot has
+	// said that they serve, and those that have left: others may have come since.
+	Doubt  bool
+	Probes bool
+	Met    map[netip.AddrPort]bool
+
+	// Mute holds the endpoints that are not known and do not answer probes.
+	Mute map[netip.AddrPort]bool
 
 	// Tombstones are the frontends that have gone not long ago.
 	Tombstones []Frontend
@@ -196,7 +201,7 @@ func (p *Policy) reason(f Flow) Reason {
 		return Unanswered
 	case known && e.Serving:
 		return Serving
-	case p.facts.Doubt && !p.facts.Met[f.Reply.Src]:
+	case p.stranger(f.Reply.Src):
 		return EndpointUnknown
 	case t.serving == 0:
 		return NoEndpoints
@@ -207,6 +212,12 @@ func (p *Policy) reason(f Flow) Reason {
 	default:
 		return EndpointGone
 	}
+}
+
+// stranger tells whether an endpoint that does not serve by the snapshot may have
+// come since, as far as is known.
+func (p *Policy) stranger(at netip.AddrPort) bool {
+	return (p.facts.Doubt || p.facts.Probes) && !p.facts.Met[at] && !p.facts.Mute[at]
 }
 
 // terminating judges a flow to an endpoint that serves and terminates.

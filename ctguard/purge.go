@@ -98,6 +98,9 @@ func (g *Guard) created(ctx context.Context, f Flow) {
 	}
 	g.seen = true
 	g.held = g.held || r == UntranslatedHeld
+	if r == EndpointUnknown {
+		g.notice(f.Reply.Src, now)
+	}
 	if p.translates(f) {
 		g.translated(f.Orig.Dst)
 	}

@@ -22,7 +22,9 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 	defer r.stop()
 	defer cancel()
+	r.begin()
 	r.tasks.Go(func() { r.hasten(ctx) })
+	r.tasks.Go(func() { r.meet(ctx) })
 	// Nothing to do before the first kick.
 	timer := time.NewTimer(g.cfg.Resync)
 	timer.Stop()
@@ -38,6 +40,15 @@ func (g *Guard) Run(ctx context.Context) error {
 		}
 		now := time.Now()
 		timer.Reset(r.schedule.next(now).Sub(now))
+	}
+}
+
+// begin has endpoints that are not known probed from now on, if there is a Prober.
+func (g *Guard) begin() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.know.probes = g.cfg.Prober != nil; g.know.probes {
+		g.policy.Store(g.know.policy())
 	}
 }
 
@@ -148,6 +159,11 @@ func (g *Guard) othersAnswer(ctx context.Context, p Prober, at netip.AddrPort) b
 	if len(others) == 0 {
 		return true
 	}
+	return someAnswer(ctx, p, others)
+}
+
+// someAnswer asks some of the endpoints, and tells whether one answers.
+func someAnswer(ctx context.Context, p Prober, others []netip.AddrPort) bool {
 	rand.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
 	var probes sync.WaitGroup
 	defer probes.Wait()

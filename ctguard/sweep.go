@@ -41,6 +41,7 @@ type survey struct {
 	translated map[netip.AddrPort]bool
 	waiting    map[flowKey]counts      // flows with unanswered queries
 	unheard    map[netip.AddrPort]bool // endpoints of flows that never had a reply
+	unknown    map[netip.AddrPort]bool // endpoints of flows, that are not known
 	streams    []knownFlow             // assured flows that are in order
 	leftOut    int                     // of which so many more had no room
 	drain      bool                    // there are flows to be looked at again soon
@@ -66,6 +67,7 @@ func newSurvey() *survey {
 		translated: make(map[netip.AddrPort]bool),
 		waiting:    make(map[flowKey]counts),
 		unheard:    make(map[netip.AddrPort]bool),
+		unknown:    make(map[netip.AddrPort]bool),
 		pairs:      make(map[Match]*pair),
 	}
 }
@@ -109,6 +111,9 @@ func (s *survey) add(p *Policy, f Flow) {
 	s.flows[v]++
 	s.drain = s.drain || r == TerminatingBusy || r == Unanswered
 	s.held = s.held || r == UntranslatedHeld
+	if r == EndpointUnknown {
+		s.unknown[f.Reply.Src] = true
+	}
 	if p.translates(f) {
 		s.translated[f.Orig.Dst] = true
 		s.remember(f, v)
@@ -192,12 +197,26 @@ func (r *runner) sweepPart(ctx context.Context, p *Policy, ms []Match) (*survey,
 		return nil, err
 	}
 	s.took = time.Since(began)
+	r.noticeAll(s.unknown)
 	if now := r.policy.Load(); now != p {
 		s.reconsider(now)
 	}
 	s.removed = r.purgeSurvey(ctx, s)
 	s.removedAt = time.Now()
 	return s, nil
+}
+
+// noticeAll notes that flows lead to endpoints that are not known.
+func (g *Guard) noticeAll(unknown map[netip.AddrPort]bool) {
+	if len(unknown) == 0 {
+		return
+	}
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for at := range unknown {
+		g.notice(at, now)
+	}
 }
 
 // byFamily splits sorted matches.

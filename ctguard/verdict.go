@@ -63,7 +63,8 @@ const (
 	// IPVSHeld: IPVS serves the frontend and has a connection table of its
 	// own, which would make the entry again.
 	IPVSHeld
-	// EndpointUnknown: no snapshot has had the endpoint, and the latest may be old.
+	// EndpointUnknown: no snapshot has said that the endpoint serves, and it has
+	// not been found silent: kube-proxy may know more.
 	EndpointUnknown
 
 	// EndpointGone: the endpoint has left the EndpointSlices.
