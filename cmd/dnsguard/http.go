@@ -174,7 +174,7 @@ func listenControl(ctx context.Context, path string) (net.Listener, error) {
 		return nil, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // the socket itself is private
-		return nil, fmt.Errorf("control: %w", err)
+		return nil, fmt.Errorf("control: %w; choose another path with control (--control=PATH, for all commands)", err)
 	}
 	if fi, err := os.Lstat(path); err == nil {
 		if fi.Mode()&fs.ModeSocket == 0 {
@@ -212,7 +212,7 @@ func (d *daemon) servePages(ctx context.Context, name string, l net.Listener, er
 		d.log.Warn("pages cannot be served yet", "on", name, "error", err)
 	}
 	for err != nil {
-		d.conditions.warn(name, err.Error())
+		d.conditions.warn(name, strings.TrimPrefix(err.Error(), name+": "))
 		select {
 		case <-time.After(pagesRetry):
 		case <-ctx.Done():
