@@ -124,7 +124,7 @@ lists all of them, one a line:
 
 **Flags.** Every key has a flag of the same dotted name, with one dash or two; flags win over the file.
 Lists of words are separated by commas, and a flag given again adds to them
-(` + "`--guard.services=kube-system/kube-dns --guard.services=dns/stub`" + `). What has a structure of its own is written as
+(` + "`--guard.services=kube-system/kube-dns --guard.services=dns/stub`" + `); ` + "`--listen=`" + ` is the empty list. What has a structure of its own is written as
 YAML (` + "`--upstreams='{zones: [corp.example], servers: [10.1.2.3]}'`" + `, ` + "`--cache.zones='{corp.example: {positive: 10s}}'`" + `).
 A flag's problem is told as ` + "`--path.to.key: ...`" + `.
 
