@@ -237,8 +237,8 @@ func TestNothingBeforeFirstSnapshot(t *testing.T) {
 
 func TestFlows(t *testing.T) {
 	// Without Run, as the command does when no daemon is there.
-	table := &ctguardtest.Table{}
-	g, err := ctguard.New(ctguard.Config{Table: table})
+	table, prober := &ctguardtest.Table{}, newProber()
+	g, err := ctguard.New(ctguard.Config{Table: table, Prober: prober})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,6 +267,9 @@ func TestFlows(t *testing.T) {
 	}
 	if n := len(table.All()); n != 4 {
 		t.Errorf("%d flows left", n)
+	}
+	if n := prober.probes(podA); n != 0 {
+		t.Errorf("%d probes without Run", n)
 	}
 	table.Fail(ctguard.OpDump, unix.EPERM)
 	if _, err := g.Flows(t.Context()); !errors.Is(err, unix.EPERM) {

@@ -100,6 +100,24 @@ func TestDecide(t *testing.T) {
 		{"no endpoint serves", services(kubeDNS(down(podA), down(podB))), Facts{}, flow(client, vip4, podA), NoEndpoints},
 		{"none of the flow's family", services(kubeDNS(serving(pod6))), Facts{}, flow(client, vip4, podA), NoEndpoints},
 
+		// Endpoints of which no snapshot has said that they serve.
+		{"doubt, known before", services(kubeDNS(serving(podB))), Facts{Doubt: true, Met: at(podA, podB)}, flow(client, vip4, podA), EndpointGone},
+		{"doubt, not known", services(kubeDNS(serving(podB))), Facts{Doubt: true, Met: at(podB)}, flow(client, vip4, podA), EndpointUnknown},
+		{"known before", services(kubeDNS(serving(podB))), Facts{Probes: true, Met: at(podA, podB)}, flow(client, vip4, podA), EndpointGone},
+		{"known before, none left", services(kubeDNS()), Facts{Probes: true, Met: at(podA)}, flow(client, vip4, podA), NoEndpoints},
+		{"known before, does not serve now", services(kubeDNS(down(podA), serving(podB))), Facts{Probes: true, Met: at(podA, podB)}, flow(client, vip4, podA), NotServing},
+		{"not known", services(kubeDNS(serving(podB))), Facts{Probes: true, Met: at(podB)}, flow(client, vip4, podA), EndpointUnknown},
+		{"not known, IPv6", services(kubeDNS(serving("[fd00:10:244::4]:5353"))), Facts{Probes: true}, flow("[fd00::1]:4000", vip6, pod6), EndpointUnknown},
+		{"not known, none serves", services(kubeDNS()), Facts{Probes: true}, flow(client, vip4, podA), EndpointUnknown},
+		{"not known to serve", services(kubeDNS(down(podA), serving(podB))), Facts{Probes: true, Met: at(podB)}, flow(client, vip4, podA), EndpointUnknown},
+		{"not known, new target port", services(kubeDNS(serving("10.244.0.3:5354"))), Facts{Probes: true, Met: at("10.244.0.3:5354")}, flow(client, vip4, podA), EndpointUnknown},
+		{"not known and mute", services(kubeDNS(serving(podB))), Facts{Probes: true, Met: at(podB), Mute: at(podA)}, flow(client, vip4, podA), EndpointGone},
+		{"not known and mute, none serves", services(kubeDNS()), Facts{Probes: true, Mute: at(podA)}, flow(client, vip4, podA), NoEndpoints},
+		{"not known to serve and mute", services(kubeDNS(down(podA), serving(podB))), Facts{Probes: true, Mute: at(podA)}, flow(client, vip4, podA), NotServing},
+		{"mute, now it serves", services(kubeDNS(serving(podA))), Facts{Probes: true, Met: at(podA), Mute: at(podA)}, flow(client, vip4, podA), Serving},
+		{"not known, at a tombstone", Snapshot{}, Facts{Probes: true, Tombstones: []Frontend{{Addr: netip.MustParseAddrPort(vip4)}}}, flow(client, vip4, podA), FrontendGone},
+		{"never translated is not unknown", services(kubeDNS(serving(podA))), Facts{Probes: true, Translated: at(vip4)}, untranslated(client, vip4), Untranslated},
+
 		// Target ports.
 		{"OpenShift: target port 5353", services(kubeDNS(serving("10.128.0.5:5353"))), Facts{}, flow(client, vip4, "10.128.0.5:5353"), Serving},
 		{"B38 130542: target port changed", services(kubeDNS(serving("10.244.0.3:5354"))), Facts{}, flow(client, vip4, podA), PortChanged},
@@ -371,7 +389,7 @@ func FuzzDecide(f *testing.F) {
 			s.Services = append(s.Services, svc)
 		}
 		s.NodeAddrs = []netip.Addr{addr()}
-		facts := Facts{Evidence: next(4) == 3, Zones: []uint16{uint16(next(3))}, Translated: some(), Silent: some(), Tombstones: []Frontend{{Addr: at()}}}
+		facts := Facts{Evidence: next(4) == 3, Zones: []uint16{uint16(next(3))}, Translated: some(), Silent: some(), Doubt: next(4) == 3, Probes: next(4) == 3, Met: some(), Mute: some(), Tombstones: []Frontend{{Addr: at()}}}
 		fl := Flow{
 			Proto: []uint8{17, 6}[next(2)], Orig: Tuple{at(), at(), uint16(next(2))}, Reply: Tuple{at(), at(), 0},
 			Zone: uint16(next(3)), Remaining: time.Duration(next(200)) * time.Second,
@@ -411,6 +429,9 @@ func FuzzDecide(f *testing.F) {
 		sameFamily := fl.Reply.Src.Addr().Is4() == fl.Orig.Dst.Addr().Is4()
 		if v == Stale && staying && sameFamily && !(r == Unanswered && facts.Silent[fl.Reply.Src]) {
 			t.Fatalf("a flow to an endpoint that serves and stays is %v: %v", r, fl)
+		}
+		if v == Stale && r != FrontendGone && r != Untranslated && !serving && (facts.Doubt || facts.Probes) && !facts.Met[fl.Reply.Src] && !facts.Mute[fl.Reply.Src] {
+			t.Fatalf("a flow to an endpoint that is not known is %v: %v", r, fl)
 		}
 		if v == Live && !serving {
 			t.Fatalf("no such endpoint: %v", fl)

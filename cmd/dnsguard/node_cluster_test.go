@@ -53,9 +53,15 @@ func TestNodeClusterBreaks(t *testing.T) {
 	await(t, "the guard to follow", func() bool { return d.metric("dnsguard_guard_deleted_total") > 0 })
 }
 
-// TestNodeClusterBehind: while the source is broken, kube-proxy hears of a DNS pod
-// that the daemon does not know. Its answers are not lost.
+// TestNodeClusterBehind: kube-proxy hears of a DNS pod that the daemon does not
+// know, since its source is broken, or lags without a word. Its answers are not
+// lost.
 func TestNodeClusterBehind(t *testing.T) {
+	t.Run("broken", func(t *testing.T) { clusterBehind(t, true) })
+	t.Run("late", func(t *testing.T) { clusterBehind(t, false) })
+}
+
+func clusterBehind(t *testing.T, broken bool) {
 	n := newNode(t)
 	newcomer := n.dns[1]
 	n.tell(func(c *cluster) { c.leave(newcomer) })
@@ -64,10 +70,16 @@ func TestNodeClusterBehind(t *testing.T) {
 	}
 	d := n.start("a", guardOnly()...)
 	defer d.stop()
-	if err := os.WriteFile(n.clusterFile(), []byte("kind: Service\napiVersion: v1\nmetadata: {name: kube-dns\n"), 0o600); err != nil {
-		t.Fatal(err)
+	if broken {
+		if err := os.WriteFile(n.clusterFile(), []byte("kind: Service\napiVersion: v1\nmetadata: {name: kube-dns\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		d.awaitLog("watching the cluster does not get on", "not YAML")
+	} else {
+		await(t, "the guard to know the cluster", func() bool {
+			return d.metric("dnsguard_guard_state_info") == 1 && d.metric("dnsguard_guard_state_info", `state="waiting"`) == 0
+		})
 	}
-	d.awaitLog("watching the cluster does not get on", "not YAML")
 	if err := n.DNS.SetEndpoints(lab.Endpoints(newcomer)...); err != nil {
 		t.Fatal(err)
 	}
@@ -85,11 +97,43 @@ func TestNodeClusterBehind(t *testing.T) {
 
 	// The newcomer is heard of.
 	n.tell(func(c *cluster) { c.serve(newcomer, "") })
-	d.awaitLog("watching the cluster gets on again")
+	if broken {
+		d.awaitLog("watching the cluster gets on again")
+	}
 	await(t, "its flows to be in order", func() bool { return d.metric("dnsguard_guard_flows", `verdict="live"`) > 0 })
 	if line := d.logged("flow deleted", "client="+n.pod.IP4.String()); line != "" {
 		t.Errorf("a living flow was deleted: %s", line)
 	}
+}
+
+// TestNodeGuardRestart: a DNS pod dies and leaves while the daemon is away. Its
+// flows go soon after the start.
+func TestNodeGuardRestart(t *testing.T) {
+	n := newNode(t)
+	d := n.start("a", guardOnly()...)
+	c := n.crowd()
+	dead, alive := n.dns[0], n.dns[1]
+	d.stop()
+	if err := n.DNS.SetEndpoints(lab.Endpoints(alive)...); err != nil {
+		t.Fatal(err)
+	}
+	if err := dead.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	n.tell(func(c *cluster) { c.leave(dead) })
+	d = n.start("b", guardOnly()...)
+	defer d.stop()
+	started := time.Now()
+	victims := c.at(dead)
+	await(t, "the flows to be purged", func() bool {
+		return d.metric("dnsguard_guard_deleted_total", `reason="endpoint-gone"`) >= float64(len(victims))
+	})
+	t.Logf("purged %v after the start", time.Since(started))
+	purged := time.Now()
+	<-time.After(700 * time.Millisecond) // of answers
+	c.end()
+	t.Logf("healed %v after that", healed(t, victims, purged, 200*time.Millisecond))
+	undisturbed(t, d, c.at(alive))
 }
 
 // built returns the program as it is shipped; a test binary is larger. It is built
