@@ -15,7 +15,8 @@
 //	Table.Flows --(kernel's filter)--> Flow --> Decide --> Stale --> Table.Delete
 //	Events -------(kernel's filter)--> Flow ------^             `--> OnPurge, Stats
 //	known flows --(at the news)----------> Decide --> Table.Delete
-//	Prober --> endpoints that have fallen silent --> knowledge
+//	Prober --> endpoints that have fallen silent, and silent
+//	           ones that are not known --> knowledge
 //
 // [Policy.Decide] has the rule, and depends on nothing but its arguments.
 // [Guard] applies it to the whole table again and again, at 0, 1, 3, 10 and
@@ -33,6 +34,9 @@
 //     exception has to be asked for, with Config.Evidence: an endpoint that has
 //     answered probes and does not now, while another does.)
 //   - Nothing is judged before the first snapshot.
+//   - An endpoint is gone at once only if some snapshot has said that it serves, or
+//     has had it before it left. With a Prober, others are probed, and their flows
+//     deleted only if they are silent: the news may lag behind kube-proxy's.
 //   - A flow is deleted by its reply tuple, which names the endpoint. A flow
 //     that the same client has made to another endpoint in the meantime has
 //     another reply tuple, and is out of reach. (The entry's id would not do:
