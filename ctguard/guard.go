@@ -167,6 +167,24 @@ func (g *Guard) Update(s *Snapshot) {
 	}
 }
 
+// Recall has the guard know the endpoints that another has known, which it
+// replaces. It is called before the first [Guard.Update], by whose snapshot those
+// that are not in it have left.
+func (g *Guard) Recall(before *Guard) {
+	now := time.Now()
+	before.mu.Lock()
+	met := maps.Clone(before.know.met)
+	before.mu.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for at, left := range met {
+		if left.IsZero() {
+			left = now
+		}
+		g.know.met[at] = left
+	}
+}
+
 // Doubt tells the guard that its snapshots may be old, as while the API server is
 // out of reach, or that they are not any more. kube-proxy may then know endpoints
 // that no snapshot has: flows to such are left alone, unless probes show that they

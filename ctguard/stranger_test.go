@@ -230,3 +230,21 @@ func TestManyStrangers(t *testing.T) {
 		l.wantFlows()
 	})
 }
+
+// TestRecall: a guard that replaces another knows what has left, although it lives.
+func TestRecall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		before, err := ctguard.New(ctguard.Config{Table: &ctguardtest.Table{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before.Update(kubeDNS(podA, podB, podC))
+		before.Update(kubeDNS(podB, podC))
+		l := start(t, &ctguardtest.Table{}, withProber(newProber(podA, podB, podC)))
+		synctest.Wait()
+		l.add(flow(1, vip, podA), flow(2, vip, podB), flow(3, vip, podC), flow(4, vip, "10.244.0.6:53"))
+		l.guard.Recall(before)
+		l.guard.Update(kubeDNS(podB))
+		l.wantFlows(2, 4)
+	})
+}

@@ -101,8 +101,9 @@ func (d *daemon) newGuardChange(old, cfg *config.Config, policy *search.Policy) 
 }
 
 // changeGuard puts another guard in the place of the one that there is. It begins
-// anew: what its predecessor had found out by itself is lost, and frontends that
-// are no longer configured are not taken for vanished ones. If it is to watch
+// anew: what its predecessor had found out by itself is lost, but for the endpoints
+// that it knew of the same Services, and frontends that are no longer configured are
+// not taken for vanished ones. If it is to watch
 // other Services, it has nothing to judge by until they have been read; meanwhile
 // all else that is known of the cluster stays in force.
 func (d *daemon) changeGuard(ctx context.Context, c guardChange) {
@@ -123,6 +124,9 @@ func (d *daemon) changeGuard(ctx context.Context, c guardChange) {
 	}
 	d.guarding.Store(c.next)
 	if c.next != nil && state != nil && state.Guard != nil {
+		if before != nil && c.watcher == nil {
+			c.next.guard.Recall(before.guard)
+		}
 		c.next.guard.Update(state.Guard)
 		c.next.guard.Doubt(c.watcher == nil && d.outOfTouch())
 	}
