@@ -178,7 +178,8 @@ func TestPurgesAtOnce(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := start(t, &ctguardtest.Table{DumpTime: walk}, nil)
+				// It goes on to answer, and yet it is not asked.
+				l := start(t, &ctguardtest.Table{DumpTime: walk}, withProber(newProber(podA, podB)))
 				l.table.Set(flow(2, vip, podB))
 				l.table.Set(flow(3, "10.96.0.99:53", podA))
 				l.guard.Update(kubeDNS(podA, podB))

@@ -54,3 +54,25 @@ func TestMetIsBounded(t *testing.T) {
 		t.Errorf("met %v", k.met)
 	}
 }
+
+// TestRecalledAreForgotten: so are those that a guard knows of its predecessor.
+func TestRecalledAreForgotten(t *testing.T) {
+	newGuard := func() *Guard {
+		g, err := New(Config{Table: &Kernel{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	before, g := newGuard(), newGuard()
+	before.Update(snapshotOf(up(podA), up(podB)))
+	g.Recall(before)
+	g.Update(snapshotOf(up(podB)))
+	if len(g.know.met) != 2 {
+		t.Errorf("met %v", g.know.met)
+	}
+	g.know.expire(time.Now().Add(metFor))
+	if _, ok := g.know.met[netip.MustParseAddrPort(podB)]; !ok || len(g.know.met) != 1 {
+		t.Errorf("met %v", g.know.met)
+	}
+}

@@ -195,6 +195,23 @@ func TestStrangerInDoubt(t *testing.T) {
 	}
 }
 
+// TestListedInDoubt: a snapshot that may be old says that an endpoint does not
+// serve, for however long: its answers say more.
+func TestListedInDoubt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := start(t, &ctguardtest.Table{}, withProber(newProber(podB, podC)))
+		l.guard.Update(notServing(podC, podB))
+		l.guard.Doubt(true)
+		time.Sleep(37 * time.Second)
+		l.add(flow(1, vip, podC))
+		time.Sleep(607 * time.Second)
+		l.wantPurges()
+		l.guard.Doubt(false)
+		time.Sleep(7 * time.Second)
+		l.wantPurges("1 not-serving")
+	})
+}
+
 // TestStrangerNotProbed: that no probe can be sent is held against nobody, unless
 // the news had time enough to come.
 func TestStrangerNotProbed(t *testing.T) {
