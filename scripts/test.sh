@@ -100,8 +100,18 @@ stage_deploy() {
 	run deploy go test -C deploy -count=1 -timeout 10m -v ./...
 }
 
+# Like tests, but what is run once more are the cases that failed.
 stage_e2e() {
-	run e2e go test -C e2e -count=1 -timeout 30m -v ./...
+	if (run e2e go test -C e2e -count=1 -timeout 30m -v ./...); then
+		return
+	fi
+	local again
+	again=$(sed -nE 's/^--- FAIL: (Test[A-Za-z0-9_]*).*/\1/p' "$logs/e2e.log" | sort -u | paste -sd '|')
+	if [ -z "$again" ]; then
+		exit 1
+	fi
+	echo "test: stage e2e: once more: ${again//|/ }"
+	run e2e-again go test -C e2e -count=1 -timeout 30m -v -run "^($again)\$" .
 }
 
 for stage in $stages; do
