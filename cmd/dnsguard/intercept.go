@@ -44,7 +44,8 @@ type interception struct {
 	run     chan struct{} // closed when icp.Run has returned
 	sockets map[netip.AddrPort]*iptables.Sockets
 	targets iptables.Targets
-	held    bool          // withdrawn until an upstream has answered
+	held    bool // withdrawn until an upstream has answered
+	starved starvation
 	freed   time.Time     // when NodeLocal DNSCache gave up its addresses
 	changed chan struct{} // capacity 1: something has been told by event
 }
@@ -119,6 +120,7 @@ func (i *interception) keep(ctx context.Context, started func(error)) {
 			i.release()
 			continue
 		case <-tick.C:
+			i.feel()
 			i.look()
 			continue
 		case <-i.changed:
@@ -386,10 +388,13 @@ func (i *interception) release() {
 	if !i.held {
 		return
 	}
+	i.held = false
+	if i.starved.text != "" {
+		return // feel takes them, in time
+	}
 	if err := i.icp.Restore(iptables.All); err != nil {
 		i.d.log.Warn("interception", "error", err) // it is repaired by Run
 	}
-	i.held = false
 }
 
 // look keeps the conditions, and ends the steering of sockets once they are

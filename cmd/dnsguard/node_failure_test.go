@@ -400,6 +400,45 @@ func TestNodeDescriptors(t *testing.T) {
 	d.settles(t, before)
 }
 
+// TestNodeStarved: the process can open no socket at all, so what it does not know
+// it cannot ask. Its SERVFAILs leave the sockets like answers; the node's DNS goes
+// on by kube-proxy's path all the same, until there are descriptors again.
+func TestNodeStarved(t *testing.T) {
+	n := newNode(t)
+	d := n.launch("a", "listen: []")
+	defer d.stop()
+	d.awaitReady()
+	if !n.taken(n.pod, clusterIP4) {
+		t.Fatal("queries are not taken")
+	}
+	var usual unix.Rlimit
+	if err := unix.Prlimit(d.proc.Pid(), unix.RLIMIT_NOFILE, nil, &usual); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prlimit(d.proc.Pid(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: usual.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	name := 0
+	unknown := func() error {
+		name++
+		return n.ask(n.pod.Namespace, "udp", clusterIP4, fmt.Sprintf("%d.uncached.example.com.", name))
+	}
+	left := await(t, "what is not known to be answered by kube-proxy's path", func() bool {
+		return unknown() == nil && !n.taken(n.pod, clusterIP4)
+	})
+	for range 20 {
+		if err := unknown(); err != nil {
+			t.Errorf("on kube-proxy's path: %v", err)
+		}
+	}
+	if err := unix.Prlimit(d.proc.Pid(), unix.RLIMIT_NOFILE, &usual, nil); err != nil {
+		t.Fatal(err)
+	}
+	back := await(t, "queries to be taken again", func() bool { return n.taken(n.pod, clusterIP4) && unknown() == nil })
+	t.Logf("left to kube-proxy after %v, taken again %v after there were descriptors", left, back)
+	d.awaitReady()
+}
+
 // TestNodePortTaken: somebody has port 53 of all addresses. The daemon says who is
 // in the way and what to do, and DNS goes on without it.
 func TestNodePortTaken(t *testing.T) {

@@ -66,6 +66,16 @@ func addUpstream(s, old upstream.Stats) upstream.Stats {
 	return s
 }
 
+// upstreamAnswers returns how many answers upstreams have given, of every kind.
+func (d *daemon) upstreamAnswers() (sum uint64) {
+	for _, p := range d.upstreamStats().Paths {
+		for _, n := range p.Latency.Buckets {
+			sum += n
+		}
+	}
+	return sum
+}
+
 var (
 	descUpQueries   = desc("upstream_queries_total", "Queries sent upstream, all kinds together.", "upstream", "transport")
 	descUpFailures  = desc("upstream_failures_total", "Queries sent upstream that came to nothing.", "upstream", "reason")
