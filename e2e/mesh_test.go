@@ -282,10 +282,7 @@ func TestMesh(t *testing.T) {
 		hits, err := g.Metric(w.soon(), "dnsguard_cache_hits_total", `kind="positive"`)
 		w.must(err)
 		t.Logf("with dnsguard: %d of %d resolutions failed, %d of them in the first burst; the slowest took %v; %v answers from the cache; CoreDNS's socket overflowed %d times", r.failed, r.resolutions, r.early, r.worst, hits, r.overflows)
-		// In the first burst every question goes to CoreDNS, whose socket may have no
-		// room for some while CoreDNS waits for a CPU; second questions have a budget.
-		// dnsguard itself loses none.
-		if r.failed > r.early || r.early > r.overflows {
+		if r.failed > 0 {
 			t.Errorf("%d resolutions failed, %d of them before the death; %s\n%s", r.failed, r.early, w.figures(g), r.said)
 		}
 		w.leave(g)

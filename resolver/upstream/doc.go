@@ -8,8 +8,9 @@
 //	                       ^                                    |
 //	                       +------- event: answer, failure -----+ reader
 //
-// An exchange is one question; it runs in its caller's goroutine, with one timer
-// and one channel. It makes attempts: the first, a hedge (after about three
+// A route's gate spreads bursts, which would overflow a server's socket. An
+// exchange is one question; it runs in its caller's goroutine, with one timer and
+// one channel. It makes attempts: the first, a hedge (after about three
 // smoothed round trips), a retry (700 ms), and what answers and failures ask
 // for: TCP after TC, no OPT after FORMERR, the next server after SERVFAIL, a new
 // socket after an ICMP error. A conn is one socket, UDP or TCP, with its own

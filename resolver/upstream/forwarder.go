@@ -52,7 +52,11 @@ func New(c Config) (*Forwarder, error) {
 	f.received.New = func() any { return new(received) }
 	f.batches.New = func() any { return newBatch() }
 	for i, cr := range c.Routes {
-		r := &route{protocol: cr.Protocol, sources: cr.Servers, budget: newBudget(c.Budget), files: make(map[int][]netip.AddrPort)}
+		r := &route{
+			protocol: cr.Protocol, sources: cr.Servers, budget: newBudget(c.Budget),
+			gate:  gate{now: f.now, wait: min(gateWait, c.Timeouts.Total/3)},
+			files: make(map[int][]netip.AddrPort),
+		}
 		if err := f.routes.add(cr.Zones, r); err != nil {
 			return nil, fmt.Errorf("upstream: route %d: %w", i, err)
 		}
@@ -85,6 +89,10 @@ func (f *Forwarder) Exchange(ctx context.Context, q Question) (Answer, error) {
 	case r == nil:
 		return Answer{}, &Error{Reason: NoServers}
 	}
+	start := f.now()
+	slot := r.gate.enter(ctx)
+	defer r.gate.leave(slot)
+	q.Waited += f.now() - start
 	x := f.exchanges.Get().(*exchange)
 	x.begin(r, &q)
 	x.run(ctx)

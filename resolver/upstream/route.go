@@ -12,6 +12,7 @@ type route struct {
 	protocol Protocol
 	sources  []Server
 	budget   *budget
+	gate     gate
 	// files holds, by its place among the sources, what a file last gave.
 	files map[int][]netip.AddrPort
 	// servers is replaced as a whole when a file changes.
