@@ -27,7 +27,7 @@ func TestDrainOfClosedSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ep.Close()
-	u, err := newUDPReader(r, ep.UDP[0])
+	u, err := newUDPReader(r, ep.UDP[0], 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,11 +9,15 @@ import (
 )
 
 // Sizes of a batch. Each reader owns one batch of each direction: 64 x (2 KiB
-// in + 1.2 KiB out), about 220 KiB.
+// in + 1.3 KiB out), about 220 KiB, and less where there are many readers.
 const (
 	// batchLen bounds how long one RawSyscall keeps its P: receiving 64
 	// small datagrams takes the kernel about 60 us.
 	batchLen = 64
+	// batchTotal is how many datagrams the batches of an address's readers hold
+	// together, but each at least leastBatch.
+	batchTotal = 8 * batchLen
+	leastBatch = 8
 	// datagramLen is the largest query taken in over UDP. Queries are far
 	// below 512 octets but for EDNS padding (RFC 8467: up to 128 octets'
 	// steps); a longer one is answered FORMERR.
@@ -37,16 +41,17 @@ type batch struct {
 	iovs    [batchLen]unix.Iovec
 	names   [batchLen]unix.RawSockaddrInet6 // has room for an inet one
 	control [batchLen][controlLen]byte
-	bufs    [batchLen][]byte
+	bufs    [batchLen][]byte // the first length of them
+	length  int
 	used    int // headers that recvmmsg has written to, or all at first
 }
 
-// newBatch returns a batch of buffers of size octets each, from one
+// newBatch returns a batch of length buffers of size octets each, from one
 // allocation.
-func newBatch(size int) *batch {
-	b := &batch{used: batchLen}
-	mem := make([]byte, batchLen*size)
-	for i := range b.bufs {
+func newBatch(length, size int) *batch {
+	b := &batch{length: length, used: length}
+	mem := make([]byte, length*size)
+	for i := range length {
 		b.bufs[i] = mem[i*size : (i+1)*size : (i+1)*size]
 		b.iovs[i].Base = &b.bufs[i][0]
 		b.hdrs[i].hdr.Iov = &b.iovs[i]
@@ -74,7 +79,7 @@ func (b *batch) recv(fd uintptr, withControl bool) (int, syscall.Errno) {
 	}
 	for {
 		n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.hdrs[0])),
-			batchLen, unix.MSG_DONTWAIT, 0, 0)
+			uintptr(b.length), unix.MSG_DONTWAIT, 0, 0) //nolint:gosec // not negative
 		if errno == unix.EINTR {
 			continue
 		}
@@ -83,7 +88,7 @@ func (b *batch) recv(fd uintptr, withControl bool) (int, syscall.Errno) {
 		}
 		// The datagram at which recvmmsg met an error may have been written to
 		// in part.
-		b.used = min(int(n)+1, batchLen)
+		b.used = min(int(n)+1, b.length)
 		return int(n), errno
 	}
 }

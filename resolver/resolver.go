@@ -156,7 +156,7 @@ func (r *Resolver) Reconfigure(f Forwarder, s Settings) error {
 func (r *Resolver) Serve(ep *Endpoint) error {
 	svc := &service{}
 	for _, conn := range ep.UDP {
-		u, err := newUDPReader(r, conn)
+		u, err := newUDPReader(r, conn, len(ep.UDP))
 		if err != nil {
 			return fmt.Errorf("serve %v: %w", ep.Addr, err)
 		}

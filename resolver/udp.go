@@ -42,7 +42,8 @@ type udpReader struct {
 	errno        syscall.Errno
 }
 
-func newUDPReader(r *Resolver, conn *net.UDPConn) (*udpReader, error) {
+// newUDPReader returns the reader of one of an address's sockets.
+func newUDPReader(r *Resolver, conn *net.UDPConn, sockets int) (*udpReader, error) {
 	raw, err := conn.SyscallConn()
 	if err == nil {
 		err = raw.Control(enlarge)
@@ -50,7 +51,8 @@ func newUDPReader(r *Resolver, conn *net.UDPConn) (*udpReader, error) {
 	if err != nil {
 		return nil, err
 	}
-	u := &udpReader{r: r, conn: conn, raw: raw, in: newBatch(datagramLen), out: newBatch(udpSize + replySlack)}
+	length := min(batchLen, max(batchTotal/sockets, leastBatch))
+	u := &udpReader{r: r, conn: conn, raw: raw, in: newBatch(length, datagramLen), out: newBatch(length, udpSize+replySlack)}
 	u.s = newScratch(&u.c)
 	local := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr()
 	u.wildcard, u.inet = local.IsUnspecified(), local.Unmap().Is4()

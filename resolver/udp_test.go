@@ -144,7 +144,7 @@ func newHitLoop(t testing.TB) *hitLoop {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = ep.Close() })
-	u, err := newUDPReader(r, ep.UDP[0])
+	u, err := newUDPReader(r, ep.UDP[0], 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func TestAnswersToNobody(t *testing.T) {
 	}
 	defer pc.Close()
 	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 3600)})
-	u, err := newUDPReader(r, pc.(*net.UDPConn))
+	u, err := newUDPReader(r, pc.(*net.UDPConn), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

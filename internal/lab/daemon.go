@@ -185,6 +185,19 @@ func (d *daemon) stop() error {
 	return nil
 }
 
+// awaitEnd waits for the end of a daemon that has been told to end.
+func (d *daemon) awaitEnd() error {
+	select {
+	case <-d.process.Done():
+	case <-time.After(daemonStop):
+		return fmt.Errorf("dnsguard does not end\n%s", d.log)
+	}
+	if err := d.process.Err(); err != nil {
+		return fmt.Errorf("stop dnsguard: %w\n%s", err, d.log)
+	}
+	return nil
+}
+
 // tailWriter keeps the end of what is written to it.
 type tailWriter struct {
 	limit int

@@ -250,7 +250,11 @@ func (s *stage) retire(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := old.stop(); err != nil { // goes on, with the signal pending
+	// It goes on, with the signal pending: a second one would end it at once.
+	if err := old.process.Signal(syscall.SIGCONT); err != nil {
+		return fmt.Errorf("let dnsguard go on: %w", err)
+	}
+	if err := old.awaitEnd(); err != nil {
 		return err
 	}
 	s.story.at(event, "the old one", "has ended")
