@@ -174,7 +174,7 @@ func TestFailedDial(t *testing.T) {
 		if err != nil || ans.Server != addr(2) || time.Since(start) != 0 {
 			t.Errorf("answer of %v after %v, error %v; want the second server's at once", ans.Server, time.Since(start), err)
 		}
-		n.servers[addr(2)] = refusing
+		n.become(addr(2), refusing)
 		_, err = f.Exchange(t.Context(), query("www.example."))
 		if !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("error %v does not tell the cause", err)

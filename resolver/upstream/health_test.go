@@ -251,7 +251,7 @@ func TestDeathIsNoticed(t *testing.T) {
 				config, health := watched(Config{Budget: usual})
 				f := n.forwarder(config)
 				load(t, f, 100, 10*ms)
-				n.servers[addr(1)] = tt.script
+				n.become(addr(1), tt.script)
 				start := time.Now()
 				var noticed time.Duration
 				var wg sync.WaitGroup
@@ -281,7 +281,7 @@ func TestDeathIsNoticed(t *testing.T) {
 func TestDeathAmongDeadNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newFakeNet(t, except(healthy(ms), deadNames...), healthy(ms))
-		n.servers[addr(2)] = except(healthy(ms), deadNames...)
+		n.become(addr(2), except(healthy(ms), deadNames...))
 		config, health := watched(Config{Budget: usual})
 		f := n.forwarder(config)
 		ask := func(span time.Duration) {
@@ -296,7 +296,7 @@ func TestDeathAmongDeadNames(t *testing.T) {
 		if got := health(); len(got) > 0 {
 			t.Fatalf("down without need: %v", got)
 		}
-		n.servers[addr(1)] = blackHole
+		n.become(addr(1), blackHole)
 		start := time.Now()
 		ask(10 * time.Minute)
 		if took := time.Since(start); len(health()) == 0 || took > confirmAnyway+10*time.Second {
@@ -319,13 +319,13 @@ func TestAnswersNothingElse(t *testing.T) {
 				config, health := watched(Config{Budget: usual})
 				f := n.forwarder(config)
 				load(t, f, 100, 10*ms)
-				n.servers[addr(1)] = func(q *fakeQuery) {
+				n.become(addr(1), func(q *fakeQuery) {
 					if q.Question[0].Name == "." || q.Question[0].Name == "n99.example." {
 						healthy(ms)(q)
 						return
 					}
 					cutOff(q)
-				}
+				})
 				ask := func(questions int) (answered int, slowest time.Duration) {
 					var mu sync.Mutex
 					var wg sync.WaitGroup
@@ -384,7 +384,7 @@ func TestOneQuestionOneStrike(t *testing.T) {
 				if sent := len(n.queries()); sent != 6 {
 					t.Errorf("%d sent for 2 questions, want 3 each and no confirmation", sent)
 				}
-				n.servers[addr(1)] = healthy(ms)
+				n.become(addr(1), healthy(ms))
 				if _, err := f.Exchange(t.Context(), query("n2.example.")); err != nil || len(health()) > 0 {
 					t.Errorf("error %v, health %v", err, health())
 				}

@@ -106,7 +106,7 @@ func TestOfferedLoad(t *testing.T) {
 					f := n.forwarder(Config{Budget: usual, Routes: []Route{{Zones: []string{"."}, Protocol: tt.protocol}}})
 					load(t, f, rate.before, rate.interval)
 					before := len(n.queries())
-					n.servers[addr(1)] = tt.script
+					n.become(addr(1), tt.script)
 					answered, slowest := load(t, f, questions, rate.interval)
 					sent := len(n.queries()) - before
 					st := f.Stats()
@@ -171,7 +171,7 @@ func TestDeadFirstServer(t *testing.T) {
 				if answered, slowest := load(t, f, 1000, ms); answered != 1000 || slowest != ms || n.count(addr(2), "udp") != 0 {
 					t.Fatalf("%d answered, slowest %v, %d by the second server", answered, slowest, n.count(addr(2), "udp"))
 				}
-				n.servers[addr(1)] = first
+				n.become(addr(1), first)
 				if answered, slowest := load(t, f, 2000, ms); answered != 2000 {
 					t.Errorf("%d of 2000 answered at the failure of the first server, slowest %v", answered, slowest)
 				}
@@ -182,7 +182,7 @@ func TestDeadFirstServer(t *testing.T) {
 				if probes := n.count(addr(1), "udp") + n.count(addr(1), "tcp") - before; probes > 4 {
 					t.Errorf("%d questions to the dead server in 2 s", probes)
 				}
-				n.servers[addr(1)] = healthy(ms)
+				n.become(addr(1), healthy(ms))
 				load(t, f, 1000, 100*ms) // long enough for a probe
 				before = n.count(addr(2), "udp")
 				if load(t, f, 100, ms); n.count(addr(2), "udp") != before {
@@ -226,7 +226,7 @@ func TestBlockedProtocol(t *testing.T) {
 			if st := f.Stats(); st.Paths[UDP].Up || !st.Paths[TCP].Up {
 				t.Errorf("UDP up %v, TCP up %v", st.Paths[UDP].Up, st.Paths[TCP].Up)
 			}
-			n.servers[addr(1)] = healthy(ms)
+			n.become(addr(1), healthy(ms))
 			load(t, f, 1000, 100*ms)
 			before = n.count(addr(1), "tcp")
 			if load(t, f, 100, ms); n.count(addr(1), "tcp") != before {
@@ -291,7 +291,7 @@ func TestEDNSMemory(t *testing.T) {
 				if f.Stats().Paths[UDP].EDNS {
 					t.Error("Stats say that OPT is sent")
 				}
-				n.servers[addr(1)] = healthy(0)
+				n.become(addr(1), healthy(0))
 				time.Sleep(ednsRetry)
 				before = len(n.queries())
 				load(t, f, 1, 0)
