@@ -277,8 +277,7 @@ func (r *Resolver) fly(fl *flight, prefetch bool) {
 	}
 	var o outcome
 	if fl.walk != nil {
-		total := time.Duration(r.total.Load())
-		ctx, cancel := context.WithTimeout(r.ctx, total-min(waited, total/3)) // as upstream.Question.Waited
+		ctx, cancel := context.WithTimeout(r.ctx, upstream.Left(time.Duration(r.total.Load()), waited))
 		o = r.walk(ctx, key, fl.question, fl.walk)
 		cancel()
 	} else {

@@ -18,9 +18,13 @@ type Question struct {
 	Type, Class uint16
 	DO, CD      bool
 	// Waited is how long the client has waited before the question came here. It
-	// is part of Timeouts.Total, up to a third of it.
+	// is part of Timeouts.Total: see Left.
 	Waited time.Duration
 }
+
+// Left returns what is left of a total to a question whose client has waited
+// before. It is two thirds at least.
+func Left(total, waited time.Duration) time.Duration { return total - min(waited, total/3) }
 
 // Answer is a server's answer. It belongs to the caller.
 type Answer struct {
@@ -128,8 +132,7 @@ func (x *exchange) begin(r *route, q *Question) {
 	x.hash = maphash.Bytes(x.f.seed, x.question())
 	x.start = x.f.now()
 	x.retryAt = x.start + x.f.config.Timeouts.Retry
-	total := x.f.config.Timeouts.Total
-	x.deadline = x.start + total - min(q.Waited, total/3)
+	x.deadline = x.start + Left(x.f.config.Timeouts.Total, q.Waited)
 }
 
 // question returns the question in wire form.
