@@ -14,7 +14,7 @@
 //	go test -C e2e -v ./...
 //	go test -C e2e -v -run TestMesh .
 //
-// The first run builds the programs: six to seven minutes of two free cores. Then it
+// The first run builds the programs, which takes minutes of two free cores. Then it
 // takes some five minutes, of which the laboratory's own start is 5 s, and 3 s for two
 // nodes.
 //
