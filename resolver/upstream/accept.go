@@ -139,7 +139,7 @@ func (c *conn) take(msg []byte, r *dnswire.Response, v verdict, now time.Duratio
 		s.remember(e.x)
 	}
 	if a.edns && !chokes(r.Rcode) {
-		s.edns.heard, s.edns.suspect = now, 0
+		s.tookOPT(now)
 	}
 	if a.failure = !fine && v == answer; a.failure {
 		p.failures[Rcode]++

@@ -16,6 +16,11 @@ const (
 	// OPT record and be answered without. Two are what two lost packets look
 	// like.
 	ednsSuspicion = 3
+	// ednsPause is how long at first a server is spared OPT records that answers
+	// such errors whether there is one or not. That says less than an answer
+	// without one, and most such servers only have to be restarted: each time in a
+	// row it is twice as long, up to ednsRetry.
+	ednsPause = time.Minute
 )
 
 // ednsMemory is what we know of a server's dealing with OPT records, guarded by
@@ -25,6 +30,10 @@ type ednsMemory struct {
 	off     time.Duration // no OPT before this instant
 	heard   time.Duration // last answer to a question with OPT
 	suspect int
+	// vain counts the questions in a row that got such an error with an OPT record
+	// and without, and pause is how long OPT records were left out for those.
+	vain  int
+	pause time.Duration
 }
 
 // chokes reports whether the rcode may be about the OPT record.
@@ -32,10 +41,17 @@ func chokes(rcode uint16) bool {
 	return rcode == dnswire.RcodeFormErr || rcode == dnswire.RcodeNotImp || rcode == dnswire.RcodeBadVers
 }
 
-// spareOPT sends the server no OPT records for a while; the caller holds mu.
-func (s *server) spareOPT(now time.Duration) {
+// spareOPT sends the server no OPT records for about so long; the caller holds mu.
+func (s *server) spareOPT(now, length time.Duration) {
 	s.edns.suspect = 0
-	s.edns.off = now + ednsRetry - s.jitter(ednsRetry/8)
+	s.edns.off = now + length - s.jitter(length/8)
+}
+
+// tookOPT notes an answer to a question with an OPT record that is not about it;
+// the caller holds mu.
+func (s *server) tookOPT(now time.Duration) {
+	s.edns.heard, s.edns.suspect = now, 0
+	s.edns.vain, s.edns.pause = 0, 0
 }
 
 // offersOPT reports whether the attempt carries an OPT record. Where it is not
@@ -80,7 +96,42 @@ func (s *server) withoutOPT(b *attempt, refused bool, now time.Duration) bool {
 		return false
 	}
 	if s.edns.suspect++; refused || s.edns.suspect >= ednsSuspicion {
-		s.spareOPT(now)
+		s.spareOPT(now, ednsRetry)
 	}
 	return true
+}
+
+// learnVain draws the conclusion from an error to a question without OPT, where
+// the same server had one for it with OPT: after a few in a row, questions to that
+// server are not asked both ways any more. Without OPT, since a server that
+// recovers as one without EDNS answers then as well.
+func (x *exchange) learnVain(a *attempt) {
+	if a.edns || !chokes(a.got.response.Rcode) {
+		return
+	}
+	for i := range x.n {
+		if b := x.at(i); b.srv == a.srv && !b.waiting && b.edns && b.got != nil && chokes(b.got.response.Rcode) {
+			a.srv.inVain(x.f.now())
+			return
+		}
+	}
+}
+
+// inVain counts that a question got an error with an OPT record and without.
+func (s *server) inVain(now time.Duration) {
+	s.mu.Lock()
+	defer s.unlock()
+	e := &s.edns
+	if e.vain++; e.vain >= ednsSuspicion && now >= e.off {
+		e.pause = min(max(2*e.pause, ednsPause), ednsRetry)
+		s.spareOPT(now, e.pause)
+	}
+}
+
+// chokesAnyway reports whether it is of little use to ask the server without an OPT
+// record what it has refused with one: so far it has refused that as well.
+func (s *server) chokesAnyway() bool {
+	s.mu.Lock()
+	defer s.unlock()
+	return s.edns.vain >= ednsSuspicion
 }

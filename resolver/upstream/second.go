@@ -198,10 +198,11 @@ func (x *exchange) answered(a *attempt) {
 	case a.failure && a.extra():
 	case a.failure && a.edns && chokes(a.got.response.Rcode) && !x.plain:
 		x.plain = true
-		if !x.ask(int(a.index), a.tr, followed, false) {
+		if a.srv.chokesAnyway() && !x.allowed(Retry, a, int(a.index), a.tr) || !x.ask(int(a.index), a.tr, followed, false) {
 			x.refused(a)
 		}
 	case a.failure:
+		x.learnVain(a)
 		x.refused(a)
 	default:
 		x.learnOPT(a)

@@ -1,0 +1,78 @@
+package upstream
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// A server that answers every question by an error that may be about the OPT
+// record is not asked all of them both ways: the offered load stays what it is.
+// (It was 2.0 times the load.) What it answers again is had at once, and with OPT
+// once that is due.
+func TestChokesOnEverything(t *testing.T) {
+	for name, rcode := range map[string]int{"formerr": dns.RcodeFormatError, "notimp": dns.RcodeNotImplemented} {
+		for _, rate := range []struct {
+			questions int
+			interval  time.Duration
+		}{{5000, ms}, {2000, 400 * ms}, {200, 5 * time.Second}, {100, time.Minute}} {
+			t.Run(fmt.Sprintf("%s, one every %v", name, rate.interval), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					n := newFakeNet(t, healthy(ms))
+					f := n.forwarder(Config{Budget: usual, Routes: []Route{{Zones: []string{"."}, Protocol: UDPOnly}}})
+					load(t, f, 100, 10*ms)
+					n.become(addr(1), func(q *fakeQuery) { q.reply(20*ms, q.rcode(rcode)) })
+					before := len(n.queries())
+					answered, slowest := load(t, f, rate.questions, rate.interval)
+					sent := len(n.queries()) - before
+					t.Logf("%d sent for %d questions, %.3f times as many, slowest answer %v", sent, rate.questions, float64(sent)/float64(rate.questions), slowest)
+					if answered < rate.questions { // the error is the answer
+						t.Errorf("%d of %d answered", answered, rate.questions)
+					}
+					if limit := max(rate.questions*11/10, rate.questions+allowance) + ednsSuspicion; sent > limit {
+						t.Errorf("%d sent for %d questions, want %d", sent, rate.questions, limit)
+					}
+					n.become(addr(1), healthy(ms))
+					if answered, slowest := load(t, f, 100, 10*ms); answered < 100 || slowest > ms {
+						t.Errorf("%d of 100 answered after the recovery, slowest %v", answered, slowest)
+					}
+					time.Sleep(ednsRetry)
+					before = len(n.queries())
+					if load(t, f, 10, ms); len(n.queries())-before != 10 || !f.Stats().Paths[UDP].EDNS {
+						t.Errorf("%d sent for 10 questions, with OPT %v", len(n.queries())-before, f.Stats().Paths[UDP].EDNS)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A server that has such an error for one name alone, and takes OPT records
+// otherwise, goes on to get them.
+func TestChokesOnAName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const odd = "odd.example."
+		n := newFakeNet(t, func(q *fakeQuery) {
+			if q.Question[0].Name == odd {
+				q.reply(ms, q.rcode(dns.RcodeFormatError))
+				return
+			}
+			q.reply(ms, q.good())
+		})
+		f := n.forwarder(Config{Budget: usual})
+		for range 20 {
+			if _, err := f.Exchange(t.Context(), query(odd)); err != nil {
+				t.Error(err)
+			}
+			load(t, f, 1, time.Second)
+		}
+		for _, q := range n.queries() {
+			if q.IsEdns0() == nil && q.Question[0].Name != odd {
+				t.Fatal("OPT left out")
+			}
+		}
+	})
+}
