@@ -122,25 +122,33 @@ func (f *Forwarder) Close() error {
 // is for those who know that a socket's packets lead nowhere, such as one who
 // deletes its flow from the connection tracker. match must not block.
 func (f *Forwarder) RetireSockets(match func(local, remote netip.AddrPort) bool) int {
-	n := 0
+	type retired struct {
+		*conn
+		fresh bool // not retired before, by its age
+	}
+	var chosen []retired
+	// All before anybody is told: who asks again must not meet one that is next.
 	f.eachConn(
 		func(c *conn) bool {
 			return c.tr == UDP && c.nc != nil && match(c.local, c.srv.addr)
 		},
 		func(c *conn) {
-			s := c.srv
-			s.mu.Lock()
-			defer s.unlock()
-			if c.closed {
-				return
-			}
-			// One that its age has retired may still be waited for.
-			fresh := !c.retired
-			c.retire()
-			if told := c.tellAll(socketRetired); fresh || told > 0 {
-				n++
+			c.srv.mu.Lock()
+			defer c.srv.unlock()
+			if !c.closed {
+				chosen = append(chosen, retired{c, !c.retired})
+				c.retire()
 			}
 		})
+	n := 0
+	for _, c := range chosen {
+		c.srv.mu.Lock()
+		// One that its age has retired may still be waited for.
+		if told := c.tellAll(socketRetired); c.fresh || told > 0 {
+			n++
+		}
+		c.srv.unlock()
+	}
 	return n
 }
 
