@@ -17,10 +17,11 @@ const (
 	// nobody listened: behind a ClusterIP, or an anycast address, others may. Half
 	// of them being dead, eight questions refused in all are a chance of 1 in 256.
 	maxRefused = 5
-	// A confirmation waits for four round trips, but within these bounds, and
-	// for the longest where none is known. A server that answers nothing for
-	// silence and this, not even what it has in its cache, is as good as dead
-	// to clients that wait for 1.5 s.
+	// A confirmation waits for maxConfirm: a server that answers nothing for
+	// silence and this, not even what it has in its cache, is as good as dead to
+	// clients that wait for 1.5 s. The round trips so far are no reason to wait for
+	// less: a server that takes 1 ms may take 900 under load. One that an exchange
+	// waits for is given less, but minConfirm.
 	minConfirm = 500 * time.Millisecond
 	maxConfirm = time.Second
 	// confirmAnyway is how long after a confirmation the next is free to put
@@ -72,11 +73,7 @@ func (s *server) confirm(r *route, t Transport, broken bool, most time.Duration)
 	start := s.f.now()
 	questions := s.confirmable(t, broken)
 	s.mu.Lock()
-	wait := maxConfirm
-	if srtt := s.paths[t].srtt; srtt > 0 {
-		wait = max(4*srtt, minConfirm)
-	}
-	wait = min(wait, maxConfirm, most)
+	wait := min(maxConfirm, most)
 	anyway := start-s.paths[t].confirmed >= confirmAnyway
 	p := &s.paths[t]
 	pace := max(p.hedgeDelay(), min(p.srtt+4*p.rttvar, wait/2))

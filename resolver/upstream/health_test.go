@@ -238,7 +238,7 @@ func TestDeathIsNoticed(t *testing.T) {
 		within time.Duration
 		script func(*fakeQuery)
 	}{
-		"busy":                  {1000, 10 * ms, 1100 * ms, blackHole},
+		"busy":                  {1000, 10 * ms, 1400 * ms, blackHole},
 		"one question a second": {1000, time.Second, 4 * time.Second, blackHole},
 		"one name only":         {1, 2 * time.Second, 8 * time.Second, blackHole},
 		"two names only":        {2, 2 * time.Second, 8 * time.Second, blackHole},
