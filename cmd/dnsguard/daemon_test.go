@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -38,15 +39,12 @@ func writeFile(t *testing.T, name, text string) string {
 	return path
 }
 
-// freePort returns an address on loopback that nothing listens on.
-func freePort(t *testing.T) netip.AddrPort {
-	t.Helper()
-	l, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.LocalAddr().(*net.UDPAddr).AddrPort()
+// freeAddr returns an address on loopback that nobody else takes: a host of
+// 127.0.0.0/8 of its own. A port of 127.0.0.1 that is free now may be anybody's by the
+// time it is bound.
+func freeAddr() netip.AddrPort {
+	host := rand.Uint32()
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(host >> 16), byte(host >> 8), 2 + byte(host)&0x7f}), 5300)
 }
 
 // startUpstream serves one address record for every name.
@@ -109,7 +107,7 @@ type running struct {
 func start(t *testing.T, upstream netip.AddrPort) *running {
 	t.Helper()
 	r := &running{
-		t: t, log: new(lines), listen: freePort(t), http: freePort(t).String(),
+		t: t, log: new(lines), listen: freeAddr(), http: freeAddr().String(),
 		control: filepath.Join(t.TempDir(), "control.sock"), code: make(chan int, 1),
 	}
 	r.file = writeFile(t, "config.yaml", r.configuration(r.listen, upstream, ""))
@@ -293,7 +291,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("after an address that cannot be had: %s", got)
 		}
 		// Good: another address, another upstream.
-		moved := freePort(t)
+		moved := freeAddr()
 		r.rewrite(r.configuration(moved, second, ""))
 		r.eventually("moved", func() bool { return r.lookup("udp", moved, "good.example.com.") == "192.0.2.2" })
 		r.eventually("gone from the old address", func() bool {
@@ -319,7 +317,7 @@ func TestRun(t *testing.T) {
 // daemon makes a daemon that serves nothing, for its collector.
 func (r *running) daemon(t *testing.T) *daemon {
 	t.Helper()
-	cfg, err := config.Parse("", []byte(r.configuration(freePort(t), netip.MustParseAddrPort("127.0.0.1:9"), "")), nil)
+	cfg, err := config.Parse("", []byte(r.configuration(freeAddr(), netip.MustParseAddrPort("127.0.0.1:9"), "")), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -346,7 +344,7 @@ func clusterDaemon(t *testing.T, url string) *daemon {
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := config.Parse("", fmt.Appendf(nil, "listen: ['%v']\nupstreams: [{servers: ['127.0.0.1:9']}]\nkubernetes: {kubeconfig: %s, nodeName: nod-1}\nguard: {enabled: false}\n", freePort(t), kubeconfig), nil)
+	cfg, err := config.Parse("", fmt.Appendf(nil, "listen: ['%v']\nupstreams: [{servers: ['127.0.0.1:9']}]\nkubernetes: {kubeconfig: %s, nodeName: nod-1}\nguard: {enabled: false}\n", freeAddr(), kubeconfig), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -450,7 +448,7 @@ func TestStartErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer web.Close()
-	free := func() string { return freePort(t).String() }
+	free := func() string { return freeAddr().String() }
 	empty := writeFile(t, "resolv.conf", "search example.com\n# nameserver 192.0.2.1\n")
 	tests := map[string]struct {
 		args []string
@@ -491,7 +489,7 @@ func TestStartErrors(t *testing.T) {
 // TestHTTPShared: processes that overlap have the pages' address together, others
 // do not.
 func TestHTTPShared(t *testing.T) {
-	addr := freePort(t).String()
+	addr := freeAddr().String()
 	for _, share := range []bool{true, true, false} {
 		l, err := listenHTTP(t.Context(), addr, share)
 		if (err == nil) != share {
