@@ -113,7 +113,7 @@ func (c *conn) take(msg []byte, r *dnswire.Response, v verdict, now time.Duratio
 		return nil, 0, true
 	}
 	delete(c.entries, id)
-	c.heard, c.silent = now, 0
+	c.heard, c.silent, c.rebuffs = now, 0, 0
 	// Nobody waits as long as this: an answer that comes later says that the
 	// socket leads somewhere, but not that the path is of use.
 	timely := now-e.sent <= s.f.config.Timeouts.Total

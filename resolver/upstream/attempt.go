@@ -32,6 +32,7 @@ type attempt struct {
 	awaited bool // a confirmation of its path is, or was
 	// cut, got and err are set by the sender of the event before it.
 	cut  bool // the answer has TC; there is no got
+	met  bool // its socket, which failed it alone, has answered others
 	id   uint16
 	conn *conn
 	// unsent is why the kernel did not send the question. For everybody else

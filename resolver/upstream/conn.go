@@ -28,6 +28,7 @@ type conn struct {
 	// All below is guarded by srv.mu. nc and raw do not change once set.
 	nc      net.Conn        // nil while dialing
 	raw     syscall.RawConn // nil if nc is no UDP socket of the kernel
+	quotes  bool            // ICMP errors say which datagrams they are about
 	local   netip.AddrPort
 	out     []byte        // questions that wait for the dial or the writer, each after its length
 	kick    chan struct{} // wakes the writer; TCP only
@@ -43,6 +44,7 @@ type conn struct {
 	silent      int
 	silentSince time.Duration
 	rebuffed    time.Duration // last ICMP error that did not end it
+	rebuffs     int           // in a row, see maxRebuffs
 	pooled      bool
 	retired     bool
 	closed      bool
@@ -53,6 +55,7 @@ type entry struct {
 	x    *exchange // nil once nobody waits: the answer, if it comes, is late
 	i    uint8     // of its attempts
 	told uint8     // news that its exchange has had, a bit each
+	nth  uint32    // question of the socket
 	sent time.Duration
 }
 
@@ -190,13 +193,20 @@ func (c *conn) opened(nc net.Conn) bool {
 	}
 	if u, ok := nc.(*net.UDPConn); ok {
 		c.raw, _ = u.SyscallConn() // fails only for a nil conn
+		c.quotes = wantQuotes(c.raw)
 	}
 	out := c.out
 	c.out = nil
 	s.unlock()
 	for len(out) > 0 {
 		n := 2 + int(binary.BigEndian.Uint16(out))
-		if _, err := nc.Write(out[2:n]); err != nil && !c.unsent(dnswire.ID(out[2:n]), err) {
+		var err error
+		for range maxSends {
+			if _, err = nc.Write(out[2:n]); err == nil || !c.aboutOthers(err) {
+				break
+			}
+		}
+		if err != nil && !c.unsent(dnswire.ID(out[2:n]), err) {
 			break
 		}
 		out = out[n:]
@@ -217,6 +227,7 @@ func (c *conn) newID() uint16 {
 
 // enter notes that an answer is waited for; the caller holds srv.mu.
 func (c *conn) enter(id uint16, e entry) {
+	e.nth = uint32(c.sent) //nolint:gosec // not so many
 	c.entries[id] = e
 	c.live++
 	c.sent++
@@ -266,7 +277,7 @@ func (c *conn) close(err error) {
 	if len(waiting) > 0 && !errors.Is(err, errClosed) {
 		c.charge(waiting, err)
 	}
-	if c.heard == never && errors.Is(err, errMovedOn) {
+	if c.heard == never && c.rebuffed == never && errors.Is(err, errMovedOn) {
 		s.pools[c.tr].wary = s.f.now() + wariness
 	}
 	if c.kick != nil {
@@ -307,8 +318,8 @@ func (c *conn) charge(waiting []entry, err error) {
 	}
 }
 
-// survives reports whether the socket is of use in spite of an ICMP error that it
-// has met: where questions are under way that are older than its last answer,
+// survives reports whether the socket is of use in spite of an ICMP error that does
+// not say which datagram it is about: where questions are under way that are older than its last answer,
 // somebody listens there, and the error is about one datagram (a rule that
 // rejects some). After a second one without an answer between them it takes no
 // more questions, and those under way are told: but for some, they have been

@@ -121,6 +121,16 @@ func (c *conn) readBatches() error {
 				if errno == unix.EAGAIN || errno == unix.ENOMEM || errno == unix.ENOBUFS {
 					return false
 				}
+				if c.quotes && fromICMP(errno) {
+					for _, b := range readBounces(fd) {
+						more, dead := c.bounced(&b)
+						if !more {
+							failure = dead
+							return true
+						}
+					}
+					continue
+				}
 				if c.survives() {
 					continue
 				}
@@ -154,8 +164,14 @@ func (c *conn) readDatagrams() error {
 	buf := make([]byte, datagramLen)
 	for {
 		n, err := c.nc.Read(buf)
+		var b *bounce
 		switch {
 		case err == nil:
+		case errors.As(err, &b):
+			if more, dead := c.bounced(b); !more {
+				return dead
+			}
+			continue
 		case errors.Is(err, unix.ECONNREFUSED) && c.survives():
 			continue
 		default:
@@ -177,14 +193,19 @@ func (c *conn) readDatagrams() error {
 // before its write returns.
 func (c *conn) send(x *exchange, id uint16, msg []byte) {
 	var err error
-	if c.raw != nil {
-		x.out = msg
-		err = c.raw.Write(x.sendTo)
-		if err == nil && x.errno != 0 {
-			err = x.errno
+	for range maxSends {
+		if c.raw != nil {
+			x.out = msg
+			err = c.raw.Write(x.sendTo)
+			if err == nil && x.errno != 0 {
+				err = x.errno
+			}
+		} else {
+			_, err = c.nc.Write(msg)
 		}
-	} else {
-		_, err = c.nc.Write(msg)
+		if err == nil || !c.aboutOthers(err) {
+			break
+		}
 	}
 	if err != nil {
 		c.unsent(id, err)
@@ -194,7 +215,7 @@ func (c *conn) send(x *exchange, id uint16, msg []byte) {
 // unsent notes that the question with the id was not sent. It reports whether
 // the socket can be used all the same.
 func (c *conn) unsent(id uint16, err error) bool {
-	if isDead(err) && !(errors.Is(err, unix.ECONNREFUSED) && c.survives()) {
+	if isDead(err) && !(errors.Is(err, unix.ECONNREFUSED) && (c.quotes || c.survives())) {
 		c.close(err)
 		return false
 	}

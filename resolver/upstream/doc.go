@@ -25,6 +25,7 @@
 //     9.1). Anything else is counted, and the wait goes on.
 //   - An answer with TC set never leaves the package. Neither does one to
 //     another question.
+//   - An ICMP error fails the question that it quotes (RFC 5927 section 4).
 //   - An exchange ends within Timeouts.Total.
 //   - A question costs a server one query. Second ones (hedges, retries) come
 //     out of the route's budget, which fills by questions; none is sent on a path

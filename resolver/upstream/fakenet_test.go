@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -120,6 +121,7 @@ func (n *fakeNet) count(to netip.AddrPort, network string) int {
 // fakeQuery is a query that a server has received.
 type fakeQuery struct {
 	*dns.Msg
+	wire    []byte
 	conn    *fakeConn
 	at      time.Time
 	refused bool // and not received
@@ -177,10 +179,13 @@ func (q *fakeQuery) refuse(after time.Duration, err error) {
 }
 
 // icmp makes the socket's next read fail after a delay, as an ICMP error does
-// that is about one datagram: nobody has received the query.
-func (q *fakeQuery) icmp(after time.Duration) {
+// that is about one datagram: nobody has received the query. It quotes so many
+// octets of it.
+func (q *fakeQuery) icmp(after time.Duration, quoted int) {
 	q.refused = true
-	q.later(after, func() { q.conn.errs <- syscall.ECONNREFUSED })
+	q.later(after, func() {
+		q.conn.errs <- &bounce{syscall.ECONNREFUSED, q.wire[:min(quoted, len(q.wire))]}
+	})
 }
 
 func (q *fakeQuery) later(after time.Duration, do func()) {
@@ -286,7 +291,7 @@ func (c *fakeConn) query(msg []byte) {
 		return
 	}
 	c.net.mu.Lock()
-	q := &fakeQuery{Msg: m, conn: c, at: time.Now(), nth: c.nth}
+	q := &fakeQuery{Msg: m, wire: bytes.Clone(msg), conn: c, at: time.Now(), nth: c.nth}
 	c.nth++
 	c.net.seen = append(c.net.seen, q)
 	script := c.net.servers[c.server]

@@ -87,7 +87,7 @@ func (s *server) pick(t Transport, now time.Duration, k attemptKind, fresh bool)
 		if !stuck {
 			pooled++
 		}
-		ok := c.heard != never && !stuck
+		ok := c.heard != never && !stuck && c.rebuffed <= c.heard
 		if best == nil || ok && !tried || ok == tried && c.live < best.live {
 			best, tried = c, ok
 		}

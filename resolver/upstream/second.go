@@ -174,7 +174,13 @@ func (x *exchange) undelivered(a *attempt) {
 	if i, t := x.untried(); i >= 0 && x.resend(i, t, false) {
 		return
 	}
-	if !a.srv.paths[a.tr].down.Load() && x.resend(int(a.index), a.tr, a.tr == TCP) {
+	again := !a.srv.paths[a.tr].down.Load()
+	if again && a.met {
+		// Somebody listens there: what refuses a packet now and then is not to
+		// get more of them.
+		again = x.latest() == nil && x.resends < maxResends && x.allowed(Retry, a, int(a.index), a.tr)
+	}
+	if again && x.resend(int(a.index), a.tr, a.tr == TCP) {
 		return
 	}
 	x.settle()
