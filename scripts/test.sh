@@ -4,12 +4,12 @@
 # both architectures' binaries), and the Kubernetes end-to-end module.
 # Full output goes to .cache/test/STAGE.log; the terminal gets go test's closing lines.
 #
-#   FUZZTIME=10s   how long each fuzz target runs
+#   FUZZTIME=5s    how long each fuzz target runs
 #   STAGES="..."   a subset of: vet unit race fuzz deploy e2e
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-fuzztime=${FUZZTIME:-10s}
+fuzztime=${FUZZTIME:-5s}
 stages=${STAGES:-vet unit race fuzz deploy e2e}
 logs=.cache/test
 mkdir -p "$logs"
@@ -49,30 +49,31 @@ stage_vet() {
 # One package at a time: kernel tests count what is lost under load, and two of them
 # at once on two cores measure each other.
 stage_unit() {
-	tests unit
+	twice unit . -p 1 -timeout 20m
 }
 
+# Here nothing is counted that a neighbour could spoil.
 stage_race() {
-	tests race -race
+	twice race . -p 2 -timeout 20m -race
 }
 
-# tests STAGE FLAG...: all packages, and once more those that failed. What is counted
-# under load depends on a machine that others use too; what fails twice is broken. A
-# first failure stays in the output.
-tests() {
-	local stage=$1
-	shift
-	if (run "$stage" go test -p 1 -count=1 -timeout 20m -v "$@" ./...); then
+# twice STAGE MODULE FLAG...: every test of a module, and once more those that failed.
+# What is counted under load depends on a machine that others use too; what fails twice
+# is broken. A first failure stays in the output.
+twice() {
+	local stage=$1 module=$2 package names
+	shift 2
+	if (run "$stage" go test -C "$module" -count=1 -v "$@" ./...); then
 		return
 	fi
-	local again
-	again=$(awk '$1 == "FAIL" && $2 ~ "/" { print $2 }' "$logs/$stage.log" | sort -u)
-	if [ -z "$again" ]; then
+	awk -f scripts/failed.awk "$logs/$stage.log" >"$logs/$stage.failed"
+	if [ ! -s "$logs/$stage.failed" ] || grep -q '^WARNING: DATA RACE' "$logs/$stage.log"; then
 		exit 1
 	fi
-	echo "test: stage $stage: once more:" "${again//$'\n'/ }"
-	# shellcheck disable=SC2086 # one word each
-	run "$stage-again" go test -p 1 -count=1 -timeout 20m -v "$@" $again
+	while read -r package names; do
+		echo "test: stage $stage: once more: $package $names"
+		run "$stage-again" go test -C "$module" -count=1 -v "$@" -run "^($names)\$" "$package" </dev/null
+	done <"$logs/$stage.failed"
 }
 
 stage_fuzz() {
@@ -100,18 +101,8 @@ stage_deploy() {
 	run deploy go test -C deploy -count=1 -timeout 10m -v ./...
 }
 
-# Like tests, but what is run once more are the cases that failed.
 stage_e2e() {
-	if (run e2e go test -C e2e -count=1 -timeout 30m -v ./...); then
-		return
-	fi
-	local again
-	again=$(sed -nE 's/^--- FAIL: (Test[A-Za-z0-9_]*).*/\1/p' "$logs/e2e.log" | sort -u | paste -sd '|')
-	if [ -z "$again" ]; then
-		exit 1
-	fi
-	echo "test: stage e2e: once more: ${again//|/ }"
-	run e2e-again go test -C e2e -count=1 -timeout 30m -v -run "^($again)\$" .
+	twice e2e e2e -timeout 30m
 }
 
 for stage in $stages; do
