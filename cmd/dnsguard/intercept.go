@@ -47,6 +47,7 @@ type interception struct {
 	held    bool // withdrawn until an upstream has answered
 	starved starvation
 	freed   time.Time     // when NodeLocal DNSCache gave up its addresses
+	awaits  string        // what is waited for, as it was logged
 	changed chan struct{} // capacity 1: something has been told by event
 }
 
@@ -144,12 +145,26 @@ func (i *interception) keep(ctx context.Context, started func(error)) {
 	}
 }
 
+// earlyError tells what has to be known before the interception can begin.
+type earlyError struct{ what string }
+
+func (e *earlyError) Error() string { return e.what + " is not known yet" }
+
 // tell keeps the condition that says how the last try went.
 func (i *interception) tell(ctx context.Context, err error) {
+	var early *earlyError
 	switch {
 	case err == nil:
+		i.awaits = ""
 		i.d.conditions.notReady("intercept", "")
-	case ctx.Err() == nil:
+	case ctx.Err() != nil:
+	case errors.As(err, &early): // the way of every start without the variable of the Service
+		if i.awaits != early.what {
+			i.awaits = early.what
+			i.d.log.Info("waiting", "reason", err.Error())
+		}
+		i.d.conditions.notReady("intercept", "waiting: "+err.Error())
+	default:
 		i.d.log.Error("interception", "error", err)
 		i.d.conditions.notReady("intercept", err.Error())
 	}
@@ -160,7 +175,7 @@ func (i *interception) tell(ctx context.Context, err error) {
 func (i *interception) apply(ctx context.Context) error {
 	c := i.wanted()
 	if i.cfg.Intercept.Mode == config.InterceptClusterIP && len(c.ClusterIPs) == 0 {
-		return fmt.Errorf("the ClusterIP of the Service %v is not known yet", i.cfg.Kubernetes.DNSService)
+		return &earlyError{fmt.Sprintf("the ClusterIP of the Service %v", i.cfg.Kubernetes.DNSService)}
 	}
 	if i.icp != nil && targetsEqual(c.Targets, i.targets) {
 		return nil
