@@ -295,8 +295,8 @@ func (d *daemon) reload(ctx context.Context, load func() (*config.Config, error)
 // changes what is running.
 func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 	old := d.config()
-	if keys := changedAtRestart(old, cfg); keys != nil {
-		return fmt.Errorf("these keys change only with a restart: %s", strings.ReplaceAll(keys.Error(), "\n", ", "))
+	if keys := changedAtRestart(old, cfg); len(keys) > 0 {
+		return fmt.Errorf("these keys change only with a restart: %s", strings.Join(keys, ", "))
 	}
 	settings, err := d.resolverSettings(cfg)
 	if err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -196,21 +195,39 @@ func isLocal(a netip.Addr) bool {
 	return false
 }
 
-// changedAtRestart names the keys in which the configurations differ and that
-// a running process does not change.
-func changedAtRestart(old, next *config.Config) error {
-	var errs []error
-	for key, differs := range map[string]bool{
-		"control":                    old.Control != next.Control,
-		"http":                       old.HTTP != next.HTTP,
-		"kubernetes":                 old.Kubernetes != next.Kubernetes,
-		"log.format":                 old.Log.Format != next.Log.Format,
-		"intercept":                  !reflect.DeepEqual(old.Intercept, next.Intercept),
-		"listen (with interception)": old.Intercept.Mode != config.InterceptNone && !slices.Equal(old.Listen, next.Listen),
-	} {
-		if differs {
-			errs = append(errs, errors.New(key))
+// changedAtRestart names the keys, in order, in which the configurations differ and
+// that a running process does not change.
+func changedAtRestart(old, next *config.Config) (keys []string) {
+	differ := func(key string, old, next any) {
+		if !reflect.DeepEqual(old, next) {
+			keys = append(keys, key)
 		}
 	}
-	return errors.Join(errs...)
+	differ("control", old.Control, next.Control)
+	differ("http", old.HTTP, next.HTTP)
+	keys = append(keys, changedFields("kubernetes", old.Kubernetes, next.Kubernetes)...)
+	keys = append(keys, changedFields("intercept", old.Intercept, next.Intercept)...)
+	if old.Intercept.Mode != config.InterceptNone {
+		differ("listen (with interception)", old.Listen, next.Listen)
+	}
+	differ("log.format", old.Log.Format, next.Log.Format)
+	return keys
+}
+
+// changedFields names the keys of a group in which its values, of one type of struct,
+// differ.
+func changedFields(group string, old, next any) (keys []string) {
+	before, after := reflect.ValueOf(old), reflect.ValueOf(next)
+	for i := range before.NumField() {
+		if !reflect.DeepEqual(before.Field(i).Interface(), after.Field(i).Interface()) {
+			keys = append(keys, group+"."+keyName(before.Type().Field(i).Name))
+		}
+	}
+	return keys
+}
+
+// keyName returns the key that a field is named after: DNSService is dnsService.
+func keyName(field string) string {
+	capitals := strings.IndexFunc(field, func(r rune) bool { return r >= 'a' })
+	return strings.ToLower(field[:max(1, capitals-1)]) + field[max(1, capitals-1):]
 }
