@@ -96,6 +96,7 @@ type Guard struct {
 	todo  todo      // what Run has been kicked for
 	news  time.Time // the oldest news that no sweep has dealt with, or zero
 	known known
+	told  [2]bool // events have told of flows, by family
 
 	// earlyNews is the oldest news for which known flows have not been deleted
 	// yet, or zero.

@@ -105,10 +105,10 @@ func (k *Kernel) flows(ctx context.Context, matches []Match, yield func(Flow) bo
 	// A closed socket is how a dump is abandoned: the kernel has nothing else.
 	defer context.AfterFunc(ctx, func() { _ = t.Close() })()
 
-	buf := make([]byte, datagramSize)
 	if k.ignoresFilter.Load() {
-		err = k.dumpAll(t, buf, matches, yield)
+		err = k.dumpAll(t, make([]byte, datagramSize), matches, yield)
 	} else {
+		buf := make([]byte, filteredSize)
 		for _, m := range matches {
 			if err = k.dumpMatching(t, buf, m, yield); err != nil {
 				break

@@ -145,6 +145,30 @@ func TestKernelFilteredDumpEqualsFullDump(t *testing.T) {
 	}
 }
 
+// TestKernelFilteredDumpPauses: the kernel walks no further than until a small
+// datagram is full, before it gives the CPU to others.
+func TestKernelFilteredDumpPauses(t *testing.T) {
+	n := newNamespace(t)
+	k := n.kernel()
+	n.fill(foreign(1000))
+	n.fill(frontendFlows(1000, podA))
+	e := &countedEvents{Kernel: k}
+	k.dial = func() (transport, error) {
+		s, err := openSocket(k.ns)
+		return countedTransport{s, e}, err
+	}
+	if got := len(collect(t, k, match(vip4))); got != 1000 {
+		t.Fatalf("%d flows", got)
+	}
+	if k.ignoresFilter.Load() {
+		lacking(t, "this kernel ignores CTA_FILTER")
+	}
+	least := int64(k.Stats().Bytes / filteredSize)
+	if got := e.read.Load(); least < 10 || got <= least {
+		t.Errorf("%d bytes in %d datagrams", k.Stats().Bytes, got)
+	}
+}
+
 func TestKernelDeleteManyBatches(t *testing.T) {
 	n := newNamespace(t)
 	k := n.kernel()

@@ -97,6 +97,7 @@ func (g *Guard) created(ctx context.Context, f Flow) {
 		return
 	}
 	g.seen = true
+	g.told[familyIndex(f.Orig.Dst.Addr())] = true
 	g.held = g.held || r == UntranslatedHeld
 	if r == EndpointUnknown {
 		g.notice(f.Reply.Src, now)

@@ -59,6 +59,7 @@ type runner struct {
 	followers map[netip.AddrPort]*follower
 	waiting   map[flowKey]counts // flows that waited for replies at the last sweep
 	events    *listener          // nil before the first subscription
+	quiet     [2]quiet           // by family
 	tasks     sync.WaitGroup
 }
 
@@ -215,6 +216,7 @@ func (g *Guard) listen(ctx context.Context, l *listener) {
 			// waits has been read. So once more a little later.
 			g.mu.Lock()
 			g.stats.EventsLost++
+			g.told = [2]bool{true, true}
 			g.todo.sweep, g.todo.retry = true, true
 			g.mu.Unlock()
 			g.kick()

@@ -168,7 +168,7 @@ func (r *runner) sweep(ctx context.Context) {
 		r.subscribe(ctx, p.ports())
 		// The kernel reads one family at a time, and can take its time. The
 		// flows of the first should not wait for the second's.
-		for _, ms := range byFamily(p.matches()) {
+		for _, ms := range r.toRead(p, byFamily(p.matches()), began) {
 			part, err := r.sweepPart(ctx, p, ms)
 			if ctx.Err() != nil {
 				return
@@ -191,12 +191,14 @@ func (r *runner) sweep(ctx context.Context) {
 // sweepPart does what the matches reach.
 func (r *runner) sweepPart(ctx context.Context, p *Policy, ms []Match) (*survey, error) {
 	began := time.Now()
+	r.untold(ms)
 	var s *survey
 	err := r.dump(ctx, ms, func() { s = newSurvey(); s.began, s.room = began, r.cfg.Limit.Burst }, func(f Flow) { s.add(p, f) })
 	if err != nil {
 		return nil, err
 	}
 	s.took = time.Since(began)
+	r.walked(ms, p, began, s)
 	r.noticeAll(s.unknown)
 	if now := r.policy.Load(); now != p {
 		s.reconsider(now)
