@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,20 +56,35 @@ type ExplainedState struct {
 	TTL    int    `json:"ttlSeconds"`
 }
 
+// QuestionError tells that what Explain was asked is no question.
+type QuestionError struct{ Problem string }
+
+func (e *QuestionError) Error() string { return e.Problem }
+
+// ParseQuestion returns a name in wire form and a type of records by its number. The
+// error is a *QuestionError.
+func ParseQuestion(name, qtype string) (wire []byte, t uint16, err error) {
+	t, ok := dns.StringToType[strings.ToUpper(qtype)]
+	if !ok {
+		return nil, 0, &QuestionError{fmt.Sprintf("%q is no type of records", qtype)}
+	}
+	switch t {
+	case dns.TypeNone, dns.TypeOPT, dns.TypeANY, dns.TypeAXFR, dns.TypeIXFR, dns.TypeMAILA, dns.TypeMAILB, dns.TypeTKEY, dns.TypeTSIG, dns.TypeReserved:
+		return nil, 0, &QuestionError{fmt.Sprintf("%s is no type of records that are looked up", dns.TypeToString[t])}
+	}
+	wire, err = search.WireName(name)
+	if err != nil {
+		return nil, 0, &QuestionError{err.Error()}
+	}
+	return wire, t, nil
+}
+
 // Explain looks a name up as a client would, through the cache, and tells each
 // step. The client is known by its address or, if that is not valid, by its
 // namespace; with neither, a list can only be read off the name. Names with a
 // final dot are absolute: libcs do not search for them.
 func (r *Resolver) Explain(ctx context.Context, name, qtype string, client netip.Addr, namespace string) (*Explanation, error) {
-	t, ok := dns.StringToType[strings.ToUpper(qtype)]
-	if !ok {
-		return nil, fmt.Errorf("%q is no type of records", qtype)
-	}
-	switch t {
-	case dns.TypeNone, dns.TypeOPT, dns.TypeANY, dns.TypeAXFR, dns.TypeIXFR, dns.TypeMAILA, dns.TypeMAILB, dns.TypeTKEY, dns.TypeTSIG, dns.TypeReserved:
-		return nil, fmt.Errorf("%s is no type of records that are looked up", dns.TypeToString[t])
-	}
-	wire, err := search.WireName(name)
+	wire, t, err := ParseQuestion(name, qtype)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +95,7 @@ func (r *Resolver) Explain(ctx context.Context, name, qtype string, client netip
 	x := &Explanation{Name: name, Type: dns.TypeToString[t]}
 	list := r.explainList(s, x, wire, client, namespace)
 	if list == nil && x.Source == "namespace" {
-		return nil, fmt.Errorf("%q is no namespace", namespace)
+		return nil, &QuestionError{fmt.Sprintf("%q is no namespace", namespace)}
 	}
 	names := [][]byte{wire}
 	if list != nil {
@@ -250,11 +266,18 @@ func (r *Resolver) explainAnswer(ctx context.Context, x *Explanation, name []byt
 	if o := m.IsEdns0(); o != nil {
 		for _, opt := range o.Option {
 			if e, ok := opt.(*dns.EDNS0_EDE); ok {
-				x.Error = fmt.Sprintf("%d %s", e.InfoCode, e.ExtraText)
+				x.Error = extendedError(e)
 			}
 		}
 	}
 	return nil
+}
+
+// extendedError returns an error's code and its text, or what the code means where
+// the error has none (RFC 8914 section 4).
+func extendedError(e *dns.EDNS0_EDE) string {
+	text := cmp.Or(e.ExtraText, dns.ExtendedErrorCodeToString[e.InfoCode])
+	return strings.TrimSuffix(fmt.Sprintf("%d %s", e.InfoCode, text), " ")
 }
 
 // answerFor is answer for a client whose list is given.

@@ -187,3 +187,17 @@ func TestExplainCountsNothing(t *testing.T) {
 		t.Errorf("stats %+v", s)
 	}
 }
+
+// TestExtendedErrorText: an extended error without a text is told by what its code
+// means.
+func TestExtendedErrorText(t *testing.T) {
+	for want, e := range map[string]dns.EDNS0_EDE{
+		"3 Stale Answer":  {InfoCode: dns.ExtendedErrorCodeStaleAnswer},
+		"22 nobody there": {InfoCode: dns.ExtendedErrorCodeNoReachableAuthority, ExtraText: "nobody there"},
+		"65000":           {InfoCode: 65000},
+	} {
+		if got := extendedError(&e); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

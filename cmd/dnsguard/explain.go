@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -40,8 +41,9 @@ func explainCommand() command {
 					fmt.Fprintln(c.err, "dnsguard explain: exactly one name is needed, such as: dnsguard explain api.example.com --namespace shop")
 					return exitUsage
 				}
+				_, _, questionErr := resolver.ParseQuestion(args[0], *qtype)
 				addr, err := parseClient(*client, *namespace)
-				if err != nil {
+				if err = cmp.Or(questionErr, err); err != nil {
 					fmt.Fprintf(c.err, "dnsguard explain: %v\n", err)
 					return exitUsage
 				}
@@ -52,6 +54,10 @@ func explainCommand() command {
 				ctx, cancel := context.WithTimeout(ctx, explainTimeout)
 				defer cancel()
 				x, where, err := explain(ctx, cfg, args[0], *qtype, addr, *namespace)
+				if question := (*resolver.QuestionError)(nil); errors.As(err, &question) {
+					fmt.Fprintf(c.err, "dnsguard explain: %v\n", question)
+					return exitUsage
+				}
 				if err != nil {
 					return c.fail("explain", err)
 				}
@@ -89,6 +95,9 @@ func explain(ctx context.Context, cfg *config.Config, name, qtype string, client
 	}
 	x = new(resolver.Explanation)
 	err = getJSON(ctx, cfg.Control, explainPage+"?"+q.Encode(), x)
+	if status := (*statusError)(nil); errors.As(err, &status) && status.status == http.StatusBadRequest {
+		return nil, "", &resolver.QuestionError{Problem: status.text}
+	}
 	if !errors.Is(err, errNoDaemon) {
 		return x, "the running daemon", err
 	}
@@ -113,8 +122,12 @@ func (d *daemon) explainHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), explainTimeout)
 	defer cancel()
 	x, err := d.resolver.Explain(ctx, q.Get("name"), q.Get("type"), client, q.Get("namespace"))
-	if err != nil {
+	if question := (*resolver.QuestionError)(nil); errors.As(err, &question) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	writeJSON(w, x)

@@ -50,8 +50,16 @@ func healthCommand() command {
 // errNoDaemon tells that nothing answers on the control socket.
 var errNoDaemon = errors.New("no running dnsguard answers on the control socket")
 
+// statusError is an answer with a status other than 200; its text is the body's.
+type statusError struct {
+	status int
+	text   string
+}
+
+func (e *statusError) Error() string { return e.text }
+
 // askDaemon gets a page from the running daemon over its control socket. A
-// status other than 200 is an error with the body's text.
+// status other than 200 is a *statusError.
 func askDaemon(ctx context.Context, control, page string) (string, error) {
 	return callDaemon(ctx, http.MethodGet, control, page)
 }
@@ -93,7 +101,7 @@ func callDaemon(ctx context.Context, method, control, page string) (string, erro
 	}
 	text := strings.TrimSpace(string(body))
 	if resp.StatusCode != http.StatusOK {
-		return "", errors.New(text)
+		return "", &statusError{resp.StatusCode, text}
 	}
 	return text, nil
 }
