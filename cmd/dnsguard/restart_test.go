@@ -48,9 +48,9 @@ func TestKeyNames(t *testing.T) {
 	for group, of := range map[string]reflect.Type{
 		"kubernetes": reflect.TypeFor[config.Kubernetes](), "intercept": reflect.TypeFor[config.Intercept](),
 	} {
-		for i := range of.NumField() {
-			if key := group + "." + keyName(of.Field(i).Name); keys.Lookup(key) == nil {
-				t.Errorf("field %s: there is no key %s", of.Field(i).Name, key)
+		for field := range of.Fields() {
+			if key := group + "." + keyName(field.Name); keys.Lookup(key) == nil {
+				t.Errorf("field %s: there is no key %s", field.Name, key)
 			}
 		}
 	}

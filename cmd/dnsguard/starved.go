@@ -1,12 +1,12 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/dnsguard/dnsguard/iptables"
+	"github.com/dnsguard/dnsguard/resolver/upstream"
 )
 
 // reasonSockets is the reason of a withdrawal: no socket can be opened.
@@ -51,10 +51,8 @@ func trySocket() error {
 	if err == nil {
 		return unix.Close(fd)
 	}
-	for _, want := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS} {
-		if errors.Is(err, want) {
-			return err
-		}
+	if upstream.IsLocal(err) {
+		return err
 	}
 	return nil
 }

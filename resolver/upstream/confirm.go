@@ -174,7 +174,7 @@ func (s *server) tryOut(r *route, t Transport, questions []Question, wait, pace 
 		a := xs[i].at(int(e.attempt))
 		a.waiting = false
 		switch {
-		case e.what == failed && (isLocal(a.err) || errors.Is(a.err, errClosed)):
+		case e.what == failed && (IsLocal(a.err) || errors.Is(a.err, errClosed)):
 		case e.what == answered && (!broken || a.cut || !a.failure):
 			found, by = yes, i
 			continue

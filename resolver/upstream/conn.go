@@ -301,7 +301,7 @@ func (c *conn) close(err error) {
 func (c *conn) charge(waiting []entry, err error) {
 	s := c.srv
 	p := &s.paths[c.tr]
-	if c.nc == nil && isLocal(err) {
+	if c.nc == nil && IsLocal(err) {
 		p.failures[Local] += uint64(len(waiting))
 		s.pools[c.tr].trouble = s.f.now() + troubleTime
 		return

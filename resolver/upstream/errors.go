@@ -25,11 +25,11 @@ var (
 	errTruncated = errors.New("truncated, and not to be had whole")
 )
 
-// isLocal reports whether a socket was not to be had for want of something on
+// IsLocal reports whether a socket was not to be had for want of something on
 // this machine. What says that there is no way to the server (ENETUNREACH,
 // EADDRNOTAVAIL without an address of its family, EACCES by a prohibiting route)
 // is not among it: another server may do.
-func isLocal(err error) bool {
+func IsLocal(err error) bool {
 	for _, local := range []error{
 		unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS,
 		unix.EAGAIN, // no free port, connect(2)

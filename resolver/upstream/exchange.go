@@ -331,7 +331,7 @@ func (x *exchange) giveUp() {
 		x.fail(Closed, nil)
 	case x.needTCP:
 		x.fail(Truncated, errors.Join(errTruncated, x.lastErr))
-	case !waiting && isLocal(x.lastErr):
+	case !waiting && IsLocal(x.lastErr):
 		x.fail(Local, x.lastErr)
 	case !waiting:
 		x.fail(Network, x.lastErr)

@@ -52,7 +52,7 @@ type pool struct {
 	conns  []*conn // open, the oldest first
 	opened time.Duration
 	wary   time.Duration // until
-	// trouble lasts until then: sockets are not to be had, see isLocal.
+	// trouble lasts until then: sockets are not to be had, see IsLocal.
 	trouble time.Duration
 	turn    int
 }

@@ -162,7 +162,7 @@ func (x *exchange) undelivered(a *attempt) {
 		return
 	}
 	x.lastErr = a.err
-	if isLocal(a.err) {
+	if IsLocal(a.err) {
 		// Another server's answer would not do, only because this machine
 		// is short of something: a socket that there is does.
 		if x.latest() == nil && x.resend(int(a.index), a.tr, false) {
