@@ -23,6 +23,9 @@ const (
 	// ForeignRule: a routing rule of somebody else sorts before ours and may
 	// lead packets away that we marked. Detail shows it.
 	ForeignRule EventKind = "foreign rule"
+	// ForeignRoute: a route of somebody else was in the place of ours in our
+	// table, and was removed. Detail shows it.
+	ForeignRoute EventKind = "foreign route"
 )
 
 // ReasonSilent is the reason of a withdrawal that the kernel made: no answer

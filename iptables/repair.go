@@ -47,7 +47,8 @@ func (i *Interceptor) ensure() (repaired bool, err error) {
 	}
 	rs := i.ruleSet(i.slot.number)
 	added, foreign, err := rs.routing().ensure()
-	i.reportForeign(foreign)
+	i.reportForeign(foreign.rules)
+	i.reportRemoved(foreign.routes)
 	if err != nil {
 		return added > 0, err
 	}
@@ -95,6 +96,15 @@ func (i *Interceptor) reportForeign(rules []string) {
 		}
 	}
 	i.stats.ForeignRules = rules
+}
+
+// reportRemoved tells of routes that were in the place of ours.
+func (i *Interceptor) reportRemoved(routes []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, r := range routes {
+		i.emit(Event{Kind: ForeignRoute, Detail: r})
+	}
 }
 
 // weigh lets clients past that do not reach us.

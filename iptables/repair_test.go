@@ -69,6 +69,10 @@ func TestRepair(t *testing.T) {
 		{"ip -6 rule del", []string{"ip", "-6", "rule", "del", "priority", "1"}},
 		{"ip rule flush", []string{"sh", "-c", "ip rule flush; ip rule add priority 32766 lookup main"}},
 		{"a route deleted", []string{"ip", "route", "del", "local", "10.96.0.10", "table", "5353"}},
+		{"a route replaced by a blackhole", []string{"ip", "route", "replace", "blackhole", "10.96.0.10", "table", "5353"}},
+		{"a route replaced by a throw", []string{"ip", "route", "replace", "throw", "10.96.0.10", "table", "5353"}},
+		{"a route for one TOS before ours", []string{"sh", "-c", "ip route add blackhole 10.96.0.10 tos 0x10 table 5353; ip route replace prohibit 10.96.0.10 table 5353"}},
+		{"an IPv6 route before ours", []string{"ip", "-6", "route", "add", "blackhole", vip6.Addr().String(), "metric", "1", "table", "5353"}},
 		{"ip route flush", []string{"ip", "route", "flush", "table", "5353"}},
 		{"ip -6 route flush", []string{"ip", "-6", "route", "flush", "table", "5353"}},
 	}

@@ -121,17 +121,20 @@ func (r routing) list(fam int) ([]netlink.Route, error) {
 	return routes, nil
 }
 
+// strangers are rules of others that sort before ours, and routes of others that
+// were in the place of ours.
+type strangers struct{ rules, routes []string }
+
 // ensure adds what is missing. The kernel refuses a second one of either kind,
-// so nothing is ever there twice. foreign lists the rules of others that sort
-// before ours.
-func (r routing) ensure() (added int, foreign []string, err error) {
+// so nothing is ever there twice.
+func (r routing) ensure() (added int, foreign strangers, err error) {
 	for _, fam := range r.families() {
 		rules, err := steady(func() ([]netlink.Rule, error) { return netlink.RuleList(netlinkFamily(fam)) })
 		if err != nil {
 			return added, foreign, fmt.Errorf("list routing rules: %w", err)
 		}
 		before, there := r.before(rules)
-		foreign = append(foreign, before...)
+		foreign.rules = append(foreign.rules, before...)
 		if there {
 			continue
 		}
@@ -143,14 +146,80 @@ func (r routing) ensure() (added int, foreign []string, err error) {
 		}
 	}
 	for _, a := range r.addrs {
-		switch err := netlink.RouteAdd(r.route(a)); {
-		case err == nil:
-			added++
-		case !errors.Is(err, unix.EEXIST):
-			return added, foreign, fmt.Errorf("add local route for %v to table %d: %w", a, r.table, err)
+		one, err := r.add(a)
+		added += one
+		if err != nil {
+			return added, foreign, err
+		}
+		if here, away := r.leads(a); here || away && len(foreign.rules) > 0 {
+			continue
+		}
+		removed, err := r.clear(a)
+		foreign.routes = append(foreign.routes, removed...)
+		if err == nil && len(removed) > 0 {
+			one, err = r.add(a)
+			added += max(one, 1) // ours may have been there, behind it
+		}
+		if err != nil {
+			return added, foreign, err
 		}
 	}
 	return added, foreign, nil
+}
+
+// add adds the route to an address, if there is none in its place.
+func (r routing) add(a netip.Addr) (added int, err error) {
+	switch err := netlink.RouteAdd(r.route(a)); {
+	case err == nil:
+		return 1, nil
+	case !errors.Is(err, unix.EEXIST):
+		return 0, fmt.Errorf("add local route for %v to table %d: %w", a, r.table, err)
+	}
+	return 0, nil
+}
+
+// leads reports whether what is marked finds our route to an address, and whether it
+// finds one in another table. The kernel takes any route to it for a second one, also
+// one that replaced ours (blackhole, throw); a look-up tells them apart, for much
+// less than a list of the table costs (list).
+func (r routing) leads(a netip.Addr) (here, away bool) {
+	found, err := netlink.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{Mark: r.mark, FIBMatch: true})
+	if err != nil || len(found) != 1 {
+		return false, false
+	}
+	f := found[0]
+	return f.Table == r.table && f.Type == unix.RTN_LOCAL && f.Protocol == routeProtocol, f.Table != r.table
+}
+
+// clear removes the routes of others to an address from our table, which was empty
+// at the start, and returns them as text.
+func (r routing) clear(a netip.Addr) (removed []string, err error) {
+	routes, err := r.list(family(a))
+	if err != nil {
+		return nil, err
+	}
+	for _, route := range routes {
+		if route.Protocol == routeProtocol || route.Dst == nil || route.Dst.String() != hostNet(a).String() {
+			continue
+		}
+		if err := netlink.RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) {
+			return removed, fmt.Errorf("delete the route of somebody else to %v from table %d: %w", a, r.table, err)
+		}
+		removed = append(removed, routeText(route))
+	}
+	return removed, nil
+}
+
+// routeText shows a route as "ip route" does, as far as we tell routes apart.
+func routeText(r netlink.Route) string {
+	kind, known := map[int]string{
+		unix.RTN_UNICAST: "unicast", unix.RTN_LOCAL: "local", unix.RTN_BLACKHOLE: "blackhole",
+		unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibit", unix.RTN_THROW: "throw",
+	}[r.Type]
+	if !known {
+		kind = fmt.Sprintf("type %d", r.Type)
+	}
+	return fmt.Sprintf("%s %v table %d proto %d metric %d", kind, r.Dst, r.Table, int(r.Protocol), r.Priority)
 }
 
 // steady lists again when somebody changed the list meanwhile, which the kernel

@@ -475,6 +475,8 @@ func (i *interception) event(e iptables.Event) {
 		log.Error("rules or routes are missing and cannot be put back", "error", e.Err)
 	case iptables.ForeignRule:
 		log.Warn("a routing rule of somebody else sorts before ours", "rule", e.Detail)
+	case iptables.ForeignRoute:
+		log.Warn("a route of somebody else was in the place of ours in intercept.table, and was removed", "route", e.Detail)
 	}
 }
 
