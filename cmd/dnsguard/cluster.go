@@ -232,15 +232,7 @@ func (d *daemon) kubeReadiness() {
 	s := watcher.Stats()
 	text := ""
 	if !s.Synced {
-		for _, w := range s.Watches {
-			if !w.Synced {
-				text = "not read yet: " + w.Name
-				if w.Err != nil {
-					text += ": " + w.Err.Error()
-				}
-				break
-			}
-		}
+		text = "not read yet: " + strings.Join(unread(s), "; ")
 	}
 	if d.refollows.Load() {
 		d.conditions.notReady("kubernetes", "")
@@ -256,11 +248,37 @@ func (d *daemon) kubeReadiness() {
 	d.conditions.warn("kubernetes", text)
 }
 
-// outOfTouch tells that what is known of Services and endpoints may be old.
+// unread tells which watches have brought nothing yet, and why: one that cannot get
+// on, such as for want of a permission, hides no other.
+func unread(s kube.Stats) (watches []string) {
+	for _, w := range s.Watches {
+		switch {
+		case w.Synced:
+		case w.Err != nil:
+			watches = append(watches, w.Name+": "+w.Err.Error())
+		default:
+			watches = append(watches, w.Name)
+		}
+	}
+	return watches
+}
+
+// unreadServices is unread for the watches that matter to the guard.
+func unreadServices(s kube.Stats) []string {
+	return slices.DeleteFunc(unread(s), func(w string) bool { return !ofServices(w) })
+}
+
+// ofServices reports whether a watch is of Services or their endpoints.
+func ofServices(watch string) bool {
+	return !strings.HasPrefix(watch, "pods") && !strings.HasPrefix(watch, "namespaces")
+}
+
+// outOfTouch tells that what is known of Services and endpoints may be old. Of what
+// could never be read nothing is known.
 func (d *daemon) outOfTouch() bool {
 	w := d.watcher()
 	return w != nil && slices.ContainsFunc(w.Stats().Watches, func(s kube.WatchStats) bool {
-		return s.Err != nil && !strings.HasPrefix(s.Name, "pods") && !strings.HasPrefix(s.Name, "namespaces")
+		return s.Synced && s.Err != nil && ofServices(s.Name)
 	})
 }
 

@@ -1,11 +1,16 @@
 package main
 
 import (
+	"errors"
 	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dnsguard/dnsguard/internal/kube"
 )
 
 // TestExplainUsage: what is no question is wrong usage, whether a daemon says so or
@@ -15,7 +20,7 @@ func TestExplainUsage(t *testing.T) {
 	config := writeFile(t, "config.yaml", "upstreams: [{servers: [192.0.2.1]}]\n")
 	answering := func(status int, text string) string {
 		t.Helper()
-		l, err := net.Listen("unix", filepath.Join(dir, http.StatusText(status)[:3]))
+		l, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(dir, http.StatusText(status)[:3]))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,5 +51,39 @@ func TestExplainUsage(t *testing.T) {
 				t.Errorf("code %d, output %q, errors %q; want code %d and %q", code, out, err, tt.code, tt.err)
 			}
 		})
+	}
+}
+
+// TestFlowsWithoutGuard: a daemon whose guard is off cannot judge flows, which is said
+// and exits with 1.
+func TestFlowsWithoutGuard(t *testing.T) {
+	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", filepath.Join(t.TempDir(), "sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: http.HandlerFunc(new(daemon).flowsHTTP)}
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(func() { _ = s.Close() })
+	code, out, text := dispatched(t, "flows", "--control", l.Addr().String())
+	if code != exitWrong || out != "" || !strings.Contains(text, "guard.enabled: false") {
+		t.Errorf("code %d, output %q, errors %q", code, out, text)
+	}
+}
+
+// TestUnread: what cannot be read hides nothing else that cannot.
+func TestUnread(t *testing.T) {
+	forbidden := errors.New("services is forbidden")
+	stats := kube.Stats{Watches: []kube.WatchStats{
+		{Name: "services a/b", Err: forbidden},
+		{Name: "services c/d", Synced: true, Err: forbidden},
+		{Name: "endpointslices a/b"},
+		{Name: "pods of node n", Err: forbidden},
+	}}
+	want := []string{"services a/b: services is forbidden", "endpointslices a/b", "pods of node n: services is forbidden"}
+	if diff := cmp.Diff(want, unread(stats)); diff != "" {
+		t.Errorf("unread (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(want[:2], unreadServices(stats)); diff != "" {
+		t.Errorf("of Services (-want +got):\n%s", diff)
 	}
 }

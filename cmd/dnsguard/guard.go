@@ -223,9 +223,12 @@ func flowsCommand() command {
 				}
 				ctx, cancel := context.WithTimeout(ctx, flowsTimeout)
 				defer cancel()
-				flows, err := listFlows(ctx, cfg)
+				flows, missing, err := listFlows(ctx, cfg)
 				if err != nil {
 					return c.fail("flows", err)
+				}
+				for _, watch := range missing {
+					fmt.Fprintf(c.err, "dnsguard flows: not read, and left out: %s\n", watch)
 				}
 				if *stale {
 					flows = staleOnly(flows)
@@ -253,32 +256,33 @@ func staleOnly(flows []flowStatus) []flowStatus {
 	return out
 }
 
-// listFlows asks the running daemon or, where none answers, looks by itself.
-func listFlows(ctx context.Context, cfg *config.Config) ([]flowStatus, error) {
-	var flows []flowStatus
-	err := getJSON(ctx, cfg.Control, flowsPage, &flows)
+// listFlows asks the running daemon or, where none answers, looks by itself: then
+// unreadable is what of the cluster could not be read.
+func listFlows(ctx context.Context, cfg *config.Config) (flows []flowStatus, unreadable []string, err error) {
+	err = getJSON(ctx, cfg.Control, flowsPage, &flows)
 	if !errors.Is(err, errNoDaemon) {
-		return flows, err
+		return flows, nil, err
 	}
 	if cfg.Kubernetes.Source == config.SourceNone {
-		return nil, fmt.Errorf("%w, and kubernetes.source is none: there is nothing to judge flows by", err)
+		return nil, nil, fmt.Errorf("%w, and kubernetes.source is none: there is nothing to judge flows by", err)
 	}
 	cfg.Listen, cfg.Guard.Enabled, cfg.Guard.DryRun = nil, true, true
 	cfg.Intercept.Mode, cfg.Search.Collapse, cfg.Search.Expand = config.InterceptNone, false, false
 	log, level := newLogger(io.Discard, cfg.Log)
 	d, err := newDaemon(ctx, cfg, log, level)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer func() { _ = d.close() }()
 	for {
 		if s := d.cluster.Load(); s != nil && s.Guard != nil {
-			return d.flows(ctx)
+			flows, err = d.flows(ctx)
+			return flows, unreadServices(d.watcher().Stats()), err
 		}
 		select {
 		case <-d.clusterChanged:
 		case <-ctx.Done():
-			return nil, errors.New("the cluster's Services and EndpointSlices could not be read in time")
+			return nil, nil, errors.New("the cluster's Services and EndpointSlices could not be read in time")
 		}
 	}
 }
@@ -287,7 +291,7 @@ func listFlows(ctx context.Context, cfg *config.Config) ([]flowStatus, error) {
 func (d *daemon) flows(ctx context.Context) ([]flowStatus, error) {
 	g := d.guarding.Load()
 	if g == nil {
-		return nil, errors.New("the guard is off (guard.enabled)")
+		return nil, errors.New("the guard of the running daemon is off (guard.enabled: false), and nobody else judges flows; conntrack -L -p udp --dport 53 lists them")
 	}
 	found, err := g.guard.Flows(ctx)
 	if err != nil {

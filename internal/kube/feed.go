@@ -94,6 +94,10 @@ func (w *watchState) arrived() {
 	w.synced, w.heard, w.err = true, time.Now(), nil
 }
 
+// unreadable tells, with the lock held, that a watch has brought nothing yet, and
+// does not get on.
+func (w *watchState) unreadable() bool { return !w.synced && w.err != nil }
+
 // contact notes that the source has been heard.
 func (f *feeds) contact(w *watchState) {
 	f.mu.Lock()

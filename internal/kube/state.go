@@ -67,21 +67,29 @@ func (f *feeds) state(c Config, listOf func(search.Pod) *search.List) *State {
 }
 
 // snapshot is the guard's part, without the node's addresses: nil before all
-// that it is made of is known, since a Service or endpoint that is left out of
-// it is one that has gone.
+// that it is made of is known, since an endpoint that is left out of it is one that
+// has gone. A Service that cannot be read, and never could, is not waited for: the
+// guard has not heard of it.
 func (f *feeds) snapshot(guardedNames []Name) *ctguard.Snapshot {
 	if len(guardedNames) == 0 {
 		return nil
 	}
-	g := new(ctguard.Snapshot)
+	g, known := new(ctguard.Snapshot), false
 	for _, name := range guardedNames {
 		svc, endpoints := f.services[name], f.slices[name]
-		if !svc.watch.synced || !endpoints.watch.synced {
+		switch {
+		case svc.watch.unreadable() || endpoints.watch.unreadable():
+			continue
+		case !svc.watch.synced || !endpoints.watch.synced:
 			return nil
 		}
+		known = true
 		if s, there := svc.objects[name]; there {
 			g.Services = append(g.Services, guarded(name, s, slices.Collect(maps.Values(endpoints.objects))))
 		}
+	}
+	if !known {
+		return nil
 	}
 	return g
 }

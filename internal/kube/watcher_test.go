@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -9,8 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -58,6 +61,61 @@ func TestPartsAreKept(t *testing.T) {
 			t.Errorf("the state before has changed: %v", got)
 		}
 	})
+}
+
+// TestUnreadableService: one Service that may not be read, or whose endpoints may
+// not, leaves no other unguarded. It is guarded from when it can be read.
+func TestUnreadableService(t *testing.T) {
+	other := Name{"dns", "other"}
+	for _, held := range []string{"services", "endpointslices"} {
+		t.Run(held, func(t *testing.T) {
+			c := Config{Services: []Name{kubeDNS, other}, DNSService: kubeDNS}
+			inBubble(t, c, func(a *apiServer) {
+				withDNS(a)
+				a.put(dnsService(func(s *corev1.Service) {
+					s.Namespace, s.Name = other.Namespace, other.Name
+					s.Spec.ClusterIP, s.Spec.ClusterIPs = "10.96.0.11", []string{"10.96.0.11"}
+				}), dnsSlice("other-a", []string{"10.244.0.9"}, func(s *discoveryv1.EndpointSlice) {
+					s.Namespace, s.Labels = other.Namespace, map[string]string{discoveryv1.LabelServiceName: other.Name}
+				}))
+				refuse := forbidden(held)
+				a.refuse = func(r *http.Request) *metav1.Status {
+					if !strings.Contains(r.URL.Path, "/namespaces/"+other.Namespace+"/") {
+						return nil
+					}
+					return refuse(r)
+				}
+			}, func(t *testing.T, r *rig) {
+				names := func() (names []string) {
+					if g := r.watcher.State().Guard; g != nil {
+						for _, s := range g.Services {
+							names = append(names, s.Name)
+						}
+					}
+					return names
+				}
+				r.after(time.Minute)
+				if diff := cmp.Diff([]string{kubeDNS.String()}, names()); diff != "" {
+					t.Errorf("guarded (-want +got):\n%s", diff)
+				}
+				if r.watcher.Stats().Synced {
+					t.Error("synced, with a Service that cannot be read")
+				}
+				r.behave(func() { r.refuse = nil })
+				r.after(time.Minute)
+				if diff := cmp.Diff([]string{other.String(), kubeDNS.String()}, names()); diff != "" {
+					t.Errorf("guarded afterwards (-want +got):\n%s", diff)
+				}
+				// Once known it stays, though it cannot be read any more.
+				r.behave(func() { r.refuse = forbidden(held) })
+				r.cut()
+				r.after(time.Minute)
+				if n := len(names()); n != 2 {
+					t.Errorf("%d Services guarded once they cannot be read any more", n)
+				}
+			})
+		})
+	}
 }
 
 // TestOrderOfFirstNews holds back one kind after the other.
