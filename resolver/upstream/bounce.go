@@ -40,6 +40,8 @@ const (
 	// maxSends is how often a datagram is given to the kernel that refuses it since
 	// errors about others have come meanwhile.
 	maxSends = 4
+	// maxBlank errors in a row without one in the queue are none of ICMP's.
+	maxBlank = 4
 )
 
 // wantQuotes has the kernel keep the datagrams that ICMP errors quote. It reports
