@@ -22,7 +22,8 @@
 // [Guard] applies it to the whole table again and again, at 0, 1, 3, 10 and
 // 30 s after each change and every 30 s, since no single event can be trusted
 // to come, or to come in time: and to each new flow in between, since
-// kube-proxy changes its rules later than the guard hears the news. The flows
+// kube-proxy changes its rules later than the guard hears the news. (An address
+// family to which no flow leads is read less often while events tell of none.) The flows
 // that it has seen last, in sweeps, and the newest of those that events told
 // of, at most 4,096 of each (1.4 MB), are remembered: the news delete them at
 // once, and not when the kernel has walked over its table. [Kernel]
@@ -47,7 +48,8 @@
 //     still answers is deleted only when it has been idle.
 //   - What a sweep costs does not depend on foreign flows, but for the kernel's
 //     own walk over its hash table (Linux 5.8; about a quarter of a microsecond
-//     for each entry), and memory not even on older kernels.
+//     for each entry, and each family that has flows), and memory not even on older
+//     kernels.
 //
 // # What the kernel does not do
 //
