@@ -92,7 +92,7 @@ func (r *Resolver) pause(d time.Duration) bool {
 func (r *Resolver) serveConn(svc *service, ep *Endpoint, a *acceptor, conn *net.TCPConn) {
 	peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	peer = netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port())
-	a.clients.count(r.hashClient(peer.Addr()))
+	a.clients.count(r.hashClient(peer.Addr().As16()), 1)
 	t := newTCPConn(r, conn, peer, &r.framed)
 	if reason, ok := r.conns.admit(t, ep); !ok {
 		r.framed.shed[reason].Add(1)

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 	"github.com/dnsguard/dnsguard/resolver/cache"
 	"github.com/dnsguard/dnsguard/resolver/search"
@@ -24,7 +26,15 @@ type source struct {
 	transport Transport
 	replier   replier
 	peer      netip.AddrPort
-	local     []byte // control message that names the local address, if any
+	from      *unix.RawSockaddrInet6 // until settle: the peer, in the reader's buffers
+	local     []byte                 // control message that names the local address, if any
+}
+
+// settle converts the peer's address: hits do without.
+func (s *source) settle() {
+	if s.from != nil {
+		s.peer, s.from = sockaddr(s.from), nil
+	}
 }
 
 // replier is the connection or socket that a waiter's answer leaves through.
@@ -39,7 +49,8 @@ type replier interface {
 // scratch is what one goroutine needs to work on one query after the other
 // without allocating.
 type scratch struct {
-	c   *counters
+	c *counters
+	tally
 	q   dnswire.Query
 	key []byte
 
@@ -65,12 +76,20 @@ func limit(q *dnswire.Query, t Transport) int {
 // answer to dst; if there is none to append, the query deserves none or waits
 // in a flight, whose end answers it: waits tells which.
 func (r *Resolver) answer(s *scratch, msg []byte, cut bool, src *source, now time.Duration, dst []byte) (reply []byte, waits bool) {
+	reply, waits = r.work(s, msg, cut, src, now, dst)
+	s.publish()
+	return reply, waits
+}
+
+// work is answer, but for what the scratch has counted: the caller publishes it.
+// dst may be msg[:0], so that the answer takes the place of the query.
+func (r *Resolver) work(s *scratch, msg []byte, cut bool, src *source, now time.Duration, dst []byte) (reply []byte, waits bool) {
 	verdict := dnswire.ParseQuery(msg, &s.q)
 	if verdict == dnswire.Drop {
 		s.c.dropped.Add(1)
 		return dst, false
 	}
-	s.c.queries[src.transport].Add(1)
+	s.queries[src.transport]++
 	if cut && verdict == dnswire.Accept {
 		verdict = dnswire.FormErr
 	}
@@ -97,6 +116,7 @@ func (r *Resolver) answer(s *scratch, msg []byte, cut bool, src *source, now tim
 	if kind == cache.Positive {
 		return r.hit(s, msg, src, nil, entry, kind, now, dst), false
 	}
+	src.settle()
 	// No data under the name: it may be a step of the client's search list.
 	w, ok := r.walks.plan(s, src.peer.Addr(), now)
 	if !ok {
@@ -118,21 +138,23 @@ func (r *Resolver) hit(s *scratch, msg []byte, src *source, w *search.Walk, entr
 	o := outcome{entry: entry, ok: true}
 	switch kind {
 	case cache.Positive:
-		s.c.hits[HitPositive].Add(1)
+		s.hits[HitPositive]++
 		if r.prefetch.Load() && entry.PrefetchDue(now) {
 			r.startPrefetch(s, msg, w, now)
 		}
 	case cache.Negative:
-		s.c.hits[HitNegative].Add(1)
+		s.hits[HitNegative]++
 	case cache.Stale:
-		s.c.hits[HitStale].Add(1)
+		s.hits[HitStale]++
 		o.stale = true
 	case cache.Failed:
-		s.c.hits[HitFailure].Add(1)
+		s.hits[HitFailure]++
 		o = outcome{}
 		o.failure, _ = r.cache.Failure(s.key, now)
 	}
-	return r.encode(s.c, dst, msg, &s.q, w, src.transport, now, o)
+	dst, rcode := r.encode(s.c, dst, msg, &s.q, w, src.transport, now, &o)
+	s.response(rcode)
+	return dst
 }
 
 // outcome is what a query is answered with: an entry, fresh or stale, or a
@@ -144,46 +166,45 @@ type outcome struct {
 	failure cache.Failure
 }
 
-// encode appends the answer to a query, for hits and misses alike, and counts
-// it. w is the walk that the query began, if any.
-func (r *Resolver) encode(c *counters, dst, query []byte, q *dnswire.Query, w *search.Walk, t Transport, now time.Duration, o outcome) []byte {
+// encode appends the answer to a query, for hits and misses alike, and returns
+// the rcode for the caller to count. w is the walk that the query began, if any.
+func (r *Resolver) encode(c *counters, dst, query []byte, q *dnswire.Query, w *search.Walk, t Transport, now time.Duration, o *outcome) (reply []byte, rcode uint16) {
 	var keepalive time.Duration
 	if t == TCP && q.Keepalive {
 		keepalive = r.conns.idle()
 	}
 	if !o.ok {
-		c.response(o.failure.Rcode)
 		return dnswire.AppendError(dst, query, q, o.failure.Rcode, dnswire.OPT{
 			Size: udpSize, HasEDE: true, EDE: o.failure.EDE, EDEText: o.failure.Text, Keepalive: keepalive,
-		})
+		}), o.failure.Rcode
 	}
 	n := len(dst)
 	dst = o.entry.AppendReply(dst, query, q, cache.ReplyOptions{
 		Now: now, Limit: limit(q, t), Stale: o.stale, Keepalive: keepalive,
 	})
 	flags := dnswire.Flags(dst[n:])
-	c.response(flags & 0xf)
+	rcode = flags & 0xf
 	if w == nil {
-		return dst
+		return dst, rcode
 	}
 	if spared := o.entry.Led(); spared > 0 && flags&dnswire.FlagTC == 0 {
 		c.saved.Add(uint64(spared)) //nolint:gosec // a small number
 	} else if spared > 0 { // its answer does not fit: the client may go on by itself
 		r.walks.leave(w, now)
 	}
-	return dst
+	return dst, rcode
 }
 
 // refuse appends an answer without records.
 func (r *Resolver) refuse(s *scratch, msg, dst []byte, rcode uint16) []byte {
-	s.c.response(rcode)
+	s.response(rcode)
 	return dnswire.AppendError(dst, msg, &s.q, rcode, dnswire.OPT{Size: udpSize})
 }
 
 // shed appends the answer to a query that is not worked on.
 func (r *Resolver) shed(s *scratch, msg, dst []byte, reason Shed) []byte {
 	s.c.shed[reason].Add(1)
-	s.c.response(dnswire.RcodeServFail)
+	s.response(dnswire.RcodeServFail)
 	return dnswire.AppendError(dst, msg, &s.q, dnswire.RcodeServFail, dnswire.OPT{
 		Size: udpSize, HasEDE: true, EDE: dnswire.EDEOther, EDEText: shedText[reason],
 	})
@@ -198,7 +219,7 @@ var shedText = [NumShed]string{ //nolint:gochecknoglobals // a constant table
 // minimalAny appends the answer to a query for ANY (RFC 8482).
 func (r *Resolver) minimalAny(s *scratch, msg, dst []byte) []byte {
 	n := len(dst)
-	s.c.response(dnswire.RcodeNoError)
+	s.response(dnswire.RcodeNoError)
 	dst = dnswire.AppendError(dst, msg, &s.q, dnswire.RcodeNoError, dnswire.OPT{Size: udpSize})
 	// The record goes before the OPT record: what lies past the question moves up.
 	end := n + s.q.QuestionEnd()

@@ -203,8 +203,10 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 	if fl != nil && fl.stale.ok {
 		o := fl.stale
 		f.mu.Unlock()
-		s.c.hits[HitStale].Add(1)
-		return r.encode(s.c, dst, msg, &s.q, w, src.transport, now, o), false
+		s.hits[HitStale]++
+		dst, rcode := r.encode(s.c, dst, msg, &s.q, w, src.transport, now, &o)
+		s.response(rcode)
+		return dst, false
 	}
 	start := fl == nil
 	reason, ok := f.admitWaiter(client)
@@ -355,7 +357,8 @@ func (r *Resolver) answerAll(fl *flight, waiters []*waiter, now time.Duration, o
 			w.c.hits[HitStale].Add(1)
 		}
 		// Room for the length that goes before a message over TCP.
-		msg := r.encode(w.c, (*buf)[:2], w.query, &w.q, fl.walk, w.src.transport, now, o)
+		msg, rcode := r.encode(w.c, (*buf)[:2], w.query, &w.q, fl.walk, w.src.transport, now, &o)
+		w.c.response(rcode)
 		w.src.replier.reply(w, msg[2:])
 		w.c.duration(now-w.arrived, 1)
 		*buf = msg

@@ -96,6 +96,35 @@ func (c *counters) response(rcode uint16) {
 	c.responses[min(rcode, NumRcodes-1)].Add(1)
 }
 
+// tally is what a goroutine has counted of the queries that it answered, but not
+// published yet. An addition that others may see costs as much as the whole
+// patching of an answer's header; a batch makes a few of them, not three a query.
+type tally struct {
+	queries   [numTransports]uint64
+	hits      [NumHits]uint64
+	responses [NumRcodes]uint64
+}
+
+// response counts an answer.
+func (t *tally) response(rcode uint16) { t.responses[min(rcode, NumRcodes-1)]++ }
+
+// publish adds what was counted to the counters. A reader does it before its
+// answers leave: who has an answer finds it counted.
+func (s *scratch) publish() {
+	move(s.c.queries[:], s.queries[:])
+	move(s.c.hits[:], s.hits[:])
+	move(s.c.responses[:], s.responses[:])
+}
+
+func move(to []atomic.Uint64, from []uint64) {
+	for i, n := range from {
+		if n > 0 {
+			to[i].Add(n)
+			from[i] = 0
+		}
+	}
+}
+
 // duration counts n answers that took d each.
 func (c *counters) duration(d time.Duration, n uint64) {
 	i := 0

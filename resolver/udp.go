@@ -9,6 +9,27 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dnsguard/dnsguard/internal/mmsg"
+)
+
+// Sizes of a batch. Each reader owns one, in whose buffers the answers are written
+// as well: 64 x 2 KiB and its headers, about 150 KiB, and less where there are many
+// readers.
+const (
+	// batchLen bounds how long one RawSyscall keeps its P: receiving 64
+	// small datagrams takes the kernel about 60 us.
+	batchLen = 64
+	// batchTotal is how many datagrams the batches of an address's readers hold
+	// together, but each at least leastBatch.
+	batchTotal = 8 * batchLen
+	leastBatch = 8
+	// datagramLen is the largest query taken in over UDP. Queries are far
+	// below 512 octets but for EDNS padding (RFC 8467: up to 128 octets'
+	// steps); a longer one is answered FORMERR.
+	datagramLen = 2048
+	// controlLen holds one IP_PKTINFO or IPV6_PKTINFO message.
+	controlLen = 64
 )
 
 // udpReader serves one UDP socket: batches in, hits out, misses to flights.
@@ -23,23 +44,23 @@ type udpReader struct {
 	raw  syscall.RawConn
 	c    counters
 	s    *scratch
-	in   *batch
-	out  *batch
+	in   *mmsg.Batch
+	out  []mmsg.Header  // answers, in the buffers of in
 	owed sync.WaitGroup // queries that wait in flights
 
 	clients clientSketch
+	heard   hearing
 	beat    heartbeat
 	stuck   atomic.Bool // the watchdog has closed conn
 
 	// The functions given to raw, made once so that a batch allocates
 	// nothing, with their arguments and results.
-	recvFunc     func(fd uintptr) bool
-	sendFunc     func(fd uintptr)
-	received     int
-	sent, toSend int
-	wildcard     bool
-	inet         bool // an IPv4 socket
-	errno        syscall.Errno
+	recvFunc func(fd uintptr) bool
+	sendFunc func(fd uintptr)
+	received int
+	wildcard bool
+	inet     bool // an IPv4 socket
+	errno    syscall.Errno
 }
 
 // newUDPReader returns the reader of one of an address's sockets.
@@ -52,15 +73,21 @@ func newUDPReader(r *Resolver, conn *net.UDPConn, sockets int) (*udpReader, erro
 		return nil, err
 	}
 	length := min(batchLen, max(batchTotal/sockets, leastBatch))
-	u := &udpReader{r: r, conn: conn, raw: raw, in: newBatch(length, datagramLen), out: newBatch(length, udpSize+replySlack)}
+	u := &udpReader{r: r, conn: conn, raw: raw, out: make([]mmsg.Header, 0, length)}
 	u.s = newScratch(&u.c)
 	local := conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr()
 	u.wildcard, u.inet = local.IsUnspecified(), local.Unmap().Is4()
+	batch := mmsg.Config{Len: length, Size: datagramLen, Peers: true}
+	if u.wildcard {
+		batch.Control = controlLen
+	}
+	u.in = mmsg.NewBatch(batch)
 	u.recvFunc = func(fd uintptr) bool {
-		u.received, u.errno = u.in.recv(fd, u.wildcard)
+		u.received, u.errno = u.in.Recv(fd, unix.MSG_DONTWAIT)
 		return u.errno != unix.EAGAIN
 	}
 	u.sendFunc = u.sendAll
+	u.heard.sketch = &u.clients
 	return u, nil
 }
 
@@ -78,10 +105,6 @@ func enlarge(fd uintptr) {
 		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer/2)
 	}
 }
-
-// replySlack is spare room behind an output buffer, so that an encoder that
-// appends before it measures stays within it.
-const replySlack = 128
 
 // run serves the socket until it is closed or told to drain; then it reads the
 // queue empty.
@@ -113,45 +136,55 @@ func (u *udpReader) drain() {
 	}
 }
 
-// serve answers the batch that was received.
+// stepLen is after how many queries of a batch the heartbeat tells that it gets on:
+// telling so costs as much as counting a query.
+const stepLen = 8
+
+// serve answers the batch that was received. An answer is written over its query:
+// it begins with the query's id and question in any case, and what the query has
+// behind them has been read when the answer's records are put there.
 func (u *udpReader) serve() {
 	now := u.r.cache.Now()
 	u.beat.begin(now)
 	defer u.beat.end()
 	src := source{transport: UDP, replier: u}
-	out := 0
+	u.out = u.out[:0]
 	for i := range u.received {
-		u.beat.step()
-		msg, cut := u.in.datagram(i)
-		u.clients.count(u.r.hashPeer(&u.in.names[i]))
-		src.peer = u.in.peer(i)
-		if src.peer.Port() == 0 { // spoofed: no answer can be sent
+		if i%stepLen == 0 {
+			u.beat.step()
+		}
+		msg, cut := u.in.Datagram(i)
+		src.from = u.in.Peer(i)
+		u.heard.add(u.r, src.from)
+		if port(src.from) == 0 { // spoofed: no answer can be sent
 			u.c.dropped.Add(1)
 			continue
 		}
 		if u.wildcard {
-			src.local = u.in.local(i)
+			src.local = u.in.Control(i)
+			unpinInterface(src.local)
 		}
-		buf := u.out.bufs[out]
-		reply, _ := u.r.answer(u.s, msg, cut, &src, now, buf[:0])
-		if len(reply) > 0 {
-			if &reply[0] != &buf[0] {
-				// An answer that was cut to size had outgrown its
-				// buffer before.
-				copy(buf, reply)
-			}
-			u.out.reply(out, len(reply), u.in, i)
-			out++
+		buf := u.in.Buffer(i)
+		reply, _ := u.r.work(u.s, msg, cut, &src, now, buf[:0])
+		if len(reply) == 0 {
+			continue
 		}
+		if &reply[0] != &buf[0] {
+			// An answer that was cut to size had outgrown its buffer
+			// before.
+			copy(buf, reply)
+		}
+		u.out = append(u.out, u.in.Reply(i, len(reply)))
 	}
-	if out == 0 {
+	u.heard.publish()
+	u.s.publish()
+	if len(u.out) == 0 {
 		return
 	}
-	u.sent, u.toSend = 0, out
 	if u.raw.Control(u.sendFunc) != nil { // closed meanwhile
-		u.c.sendErrors.Add(uint64(out))
+		u.c.sendErrors.Add(uint64(len(u.out)))
 	}
-	u.c.duration(u.r.cache.Now()-now, uint64(out))
+	u.c.duration(u.r.cache.Now()-now, uint64(len(u.out)))
 }
 
 // sendAll sends the batch. A message that the kernel refuses (no route, a
@@ -164,18 +197,17 @@ func (u *udpReader) serve() {
 // waited would stand still as long for everybody. Such answers are lost to their
 // clients, like any datagram.
 func (u *udpReader) sendAll(fd uintptr) {
-	for u.sent < u.toSend {
-		n, errno := u.out.send(fd, u.sent, u.toSend)
+	for out := u.out; len(out) > 0; {
+		n, errno := mmsg.Send(fd, out, unix.MSG_DONTWAIT)
 		switch {
 		case errno == unix.EAGAIN:
-			u.c.sendErrors.Add(uint64(u.toSend - u.sent)) //nolint:gosec // not negative
+			u.c.sendErrors.Add(uint64(len(out)))
 			return
 		case errno != 0:
 			u.c.sendErrors.Add(1)
-			u.sent++
-		default:
-			u.sent += n
+			n = 1
 		}
+		out = out[n:]
 	}
 }
 

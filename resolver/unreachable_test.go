@@ -66,14 +66,14 @@ func TestAnswersToNobody(t *testing.T) {
 	}
 	var refused uint64
 	for batch := 0; batch < 2000 && refused == 0; batch++ {
-		for i := range u.in.bufs {
-			u.in.hdrs[i].len = uint32(copy(u.in.bufs[i], hit))
-			u.in.hdrs[i].hdr.Namelen = unix.SizeofSockaddrInet4
-			*(*unix.RawSockaddrInet4)(unsafe.Pointer(&u.in.names[i])) = unix.RawSockaddrInet4{
+		for i := range u.in.Headers {
+			u.in.Headers[i].Len = uint32(copy(u.in.Buffer(i), hit))
+			u.in.Headers[i].Namelen = unix.SizeofSockaddrInet4
+			*(*unix.RawSockaddrInet4)(unsafe.Pointer(u.in.Peer(i))) = unix.RawSockaddrInet4{
 				Family: unix.AF_INET, Port: 0x3930, Addr: [4]byte{10, 9, 0, byte(2 + batch%200)},
 			}
 		}
-		u.received = len(u.in.bufs)
+		u.received = len(u.in.Headers)
 		u.serve()
 		refused = u.c.sendErrors.Load()
 	}

@@ -18,9 +18,14 @@ import (
 	"runtime"
 	"runtime/debug"
 
-	"github.com/dnsguard/dnsguard/bench/internal/mmsg"
+	"github.com/dnsguard/dnsguard/bench/internal/socket"
+	"github.com/dnsguard/dnsguard/internal/mmsg"
 	"golang.org/x/sys/unix"
 )
+
+// batchLen is how many datagrams move per system call: as many as the servers
+// beside it take, and the generator sends.
+const batchLen = 64
 
 func main() {
 	listen := flag.String("listen", "127.0.0.1:5300", "`address:port` to serve")
@@ -43,7 +48,7 @@ func main() {
 // serve answers each datagram with what reply leaves in its buffer. It returns only
 // on error.
 func serve(addr netip.AddrPort, reply func(buf []byte, n int) int) error {
-	fd, err := mmsg.Listen(addr)
+	fd, err := socket.Listen(addr)
 	if err != nil {
 		return err
 	}
@@ -52,33 +57,27 @@ func serve(addr netip.AddrPort, reply func(buf []byte, n int) int) error {
 	runtime.LockOSThread()
 	debug.SetGCPercent(-1)
 
-	in := mmsg.NewInbox(mmsg.MaxBatch, 1232)
-	out := make([]mmsg.Header, 0, mmsg.MaxBatch)
+	in := mmsg.NewBatch(mmsg.Config{Len: batchLen, Size: 1232, Peers: true})
+	out := make([]mmsg.Header, 0, batchLen)
 	for {
-		n, errno := mmsg.Recv(fd, in.Headers, unix.MSG_WAITFORONE)
-		if errno == unix.EINTR {
-			continue
-		}
+		n, errno := in.Recv(uintptr(fd), unix.MSG_WAITFORONE)
 		if errno != 0 {
 			return fmt.Errorf("receive on %v: %w", addr, errno)
 		}
 		out = out[:0]
 		for i := range n {
-			if size := reply(in.Buffer(i), int(in.Headers[i].Len)); size > 0 {
-				in.Reply(i, size)
-				out = append(out, in.Headers[i])
+			msg, _ := in.Datagram(i)
+			if size := reply(in.Buffer(i), len(msg)); size > 0 {
+				out = append(out, in.Reply(i, size))
 			}
 		}
 		// A client that went away is no reason to stop: skip what cannot be sent.
 		for rest := out; len(rest) > 0; {
-			sent, errno := mmsg.Send(fd, rest, 0)
+			sent, errno := mmsg.Send(uintptr(fd), rest, 0)
 			if errno != 0 {
 				sent = 1
 			}
 			rest = rest[sent:]
-		}
-		for i := range n {
-			in.Reset(i)
 		}
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/dnsguard/dnsguard/bench/internal/mmsg"
+	"github.com/dnsguard/dnsguard/internal/mmsg"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,7 +28,7 @@ type generator struct {
 	names  names
 	ports  []*port
 	polls  []unix.PollFd
-	inbox  *mmsg.Inbox
+	inbox  *mmsg.Batch
 	base   time.Time
 	turn   int // the port that the open loop uses next
 	flight int
@@ -37,15 +37,15 @@ type generator struct {
 func newGenerator(o options, ns names) (*generator, error) {
 	inFlight := o.window
 	if o.rate > 0 {
-		inFlight = int(o.rate*o.timeout.Seconds()) + mmsg.MaxBatch
+		inFlight = int(o.rate*o.timeout.Seconds()) + batchLen
 	}
 	// Twice what is needed, since one late answer holds its slot while others turn.
-	depth := max(2*(inFlight/o.sourcePorts+1), mmsg.MaxBatch)
+	depth := max(2*(inFlight/o.sourcePorts+1), batchLen)
 	g := &generator{
 		options: o,
 		names:   ns,
 		// Room for the largest answer that is asked for, at EDNS size 1232.
-		inbox: mmsg.NewInbox(mmsg.MaxBatch, 1232),
+		inbox: mmsg.NewBatch(mmsg.Config{Len: batchLen, Size: 1232}),
 		base:  time.Now(),
 	}
 	longest := ns.longest()
@@ -178,18 +178,17 @@ func (g *generator) receive(r *result) (got int) {
 		if !p.inFlight() {
 			continue
 		}
-		n, errno := mmsg.Recv(p.fd, g.inbox.Headers, unix.MSG_DONTWAIT)
+		n, errno := g.inbox.Recv(uintptr(p.fd), unix.MSG_DONTWAIT)
 		if errno != 0 {
-			if errno != unix.EAGAIN && errno != unix.EINTR {
+			if errno != unix.EAGAIN {
 				r.Refused++
 			}
 			continue
 		}
 		now := g.now()
 		for i := range n {
-			msg := g.inbox.Datagram(i)
+			msg, _ := g.inbox.Datagram(i)
 			due, v := p.match(msg)
-			g.inbox.Reset(i)
 			switch v {
 			case answered:
 				g.flight--

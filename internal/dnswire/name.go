@@ -2,6 +2,7 @@ package dnswire
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 )
 
@@ -25,14 +26,38 @@ func fold(c byte) byte {
 	return c
 }
 
+// foldWord is fold of eight octets at once. An octet's upper bit is set in the sums
+// where its lower seven are 'A' or more, and more than 'Z': no sum reaches into the
+// next octet.
+func foldWord(w uint64) uint64 {
+	const ones = 0x01_01_01_01_01_01_01_01
+	low := w & (0x7f * ones)
+	from, past := low+(0x80-'A')*ones, low+(0x7f-'Z')*ones
+	letters := (from ^ past) &^ w & (0x80 * ones)
+	return w | letters>>2 // 0x20 is what lower case has more
+}
+
 // AppendFolded appends the wire-form name in lower case.
 func AppendFolded(dst, name []byte) []byte {
 	n := len(dst)
 	dst = append(dst, name...)
-	for i := n; i < len(dst); i++ {
-		dst[i] = fold(dst[i])
+	folded := dst[n:]
+	if len(folded) < 8 {
+		for i, c := range folded {
+			folded[i] = fold(c)
+		}
+		return dst
 	}
-	return dst
+	for i := 0; ; i += 8 {
+		// The last word ends with the name. It may have octets that are folded
+		// already, to which folding does nothing.
+		i = min(i, len(folded)-8)
+		w := folded[i : i+8]
+		binary.NativeEndian.PutUint64(w, foldWord(binary.NativeEndian.Uint64(w)))
+		if i == len(folded)-8 {
+			return dst
+		}
+	}
 }
 
 // EqualFold reports whether two uncompressed wire-form names are equal but for

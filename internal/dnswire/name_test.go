@@ -1,6 +1,7 @@
 package dnswire
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 
@@ -334,6 +335,28 @@ func TestLongName(t *testing.T) { // the tests above lean on it
 		}
 		if off != n-1 {
 			t.Errorf("longName(%d) ends at %d", n, off)
+		}
+	}
+}
+
+// AppendFolded is fold of each octet, whatever stands at whatever place of a word.
+func TestAppendFoldedWords(t *testing.T) {
+	for n := range 40 {
+		for c := range 256 {
+			for at := range n {
+				name := bytes.Repeat([]byte{'z'}, n)
+				for i := range name {
+					name[i] = "Zz@[`{\x00\xff\xdaA"[(i+n)%10]
+				}
+				name[at] = byte(c)
+				want := []byte("before")
+				for _, o := range name {
+					want = append(want, fold(o))
+				}
+				if got := AppendFolded([]byte("before"), name); !bytes.Equal(got, want) {
+					t.Fatalf("AppendFolded(%q) = %q, want %q", name, got, want)
+				}
+			}
 		}
 	}
 }

@@ -106,12 +106,26 @@ func newBlob(b *strings.Builder, h *header, key []byte, n int) {
 // millis returns d, which is at most maxPeriod, in whole milliseconds.
 func millis(d time.Duration) uint32 { return uint32(d / time.Millisecond) } //nolint:gosec // see above
 
-func be16(s string, i int) uint16 { return uint16(s[i])<<8 | uint16(s[i+1]) }
+// Like encoding/binary's, one load each.
 
-func be32(s string, i int) uint32 { return uint32(be16(s, i))<<16 | uint32(be16(s, i+2)) }
+func be16(s string, i int) uint16 {
+	s = s[i : i+2]
+	return uint16(s[1]) | uint16(s[0])<<8
+}
+
+func be32(s string, i int) uint32 {
+	s = s[i : i+4]
+	return uint32(s[3]) | uint32(s[2])<<8 | uint32(s[1])<<16 | uint32(s[0])<<24
+}
+
+func be64(s string, i int) uint64 {
+	s = s[i : i+8]
+	return uint64(s[7]) | uint64(s[6])<<8 | uint64(s[5])<<16 | uint64(s[4])<<24 |
+		uint64(s[3])<<32 | uint64(s[2])<<40 | uint64(s[1])<<48 | uint64(s[0])<<56
+}
 
 func (e Entry) stored() time.Duration {
-	return time.Duration(uint64(be32(e.blob, blobStored))<<32 | uint64(be32(e.blob, blobStored+4))) //nolint:gosec // written by newBlob
+	return time.Duration(be64(e.blob, blobStored)) //nolint:gosec // written by newBlob
 }
 
 func (e Entry) life() time.Duration {

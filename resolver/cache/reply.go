@@ -44,26 +44,22 @@ type ReplyOptions struct {
 // The query must ask the entry's question; if not even the length of the name
 // is right, the answer is SERVFAIL rather than nonsense.
 func (e Entry) AppendReply(dst, query []byte, q *dnswire.Query, o ReplyOptions) []byte {
-	opt := dnswire.OPT{
-		Size: udpSize, DO: q.DO, HasEDE: o.HasEDE, EDE: o.EDE, EDEText: o.EDEText,
-	}
-	if q.Keepalive {
-		opt.Keepalive = o.Keepalive
-	}
 	if len(e.blob) == 0 || q.NameLen != int(e.blob[blobNameLen]) {
-		return dnswire.AppendError(dst, query, q, dnswire.RcodeServFail, opt)
-	}
-	if o.Stale && !o.HasEDE {
-		opt.HasEDE, opt.EDE = true, dnswire.EDEStale
-		if e.Rcode() == dnswire.RcodeNXDomain {
-			opt.EDE = dnswire.EDEStaleNXDomain
-		}
+		return dnswire.AppendError(dst, query, q, dnswire.RcodeServFail, o.opt(q))
 	}
 	limit, optCount := dnswire.MaxMsgLen, uint16(0)
 	if o.Limit > 0 {
 		limit = o.Limit
 	}
+	var opt dnswire.OPT
 	if q.EDNS {
+		if o.Stale && !o.HasEDE {
+			o.HasEDE, o.EDE = true, dnswire.EDEStale
+			if e.Rcode() == dnswire.RcodeNXDomain {
+				o.EDE = dnswire.EDEStaleNXDomain
+			}
+		}
+		opt = o.opt(q)
 		limit -= opt.Len()
 		optCount = 1
 	}
@@ -90,7 +86,7 @@ func (e Entry) AppendReply(dst, query []byte, q *dnswire.Query, o ReplyOptions) 
 	dst = append(dst, query[:from]...)
 	dst = append(dst, body[:end-from]...)
 	msg := dst[base:]
-	e.age(msg, n, o)
+	e.age(msg, n, &o)
 	dnswire.SetFlags(msg, flags)
 	dnswire.SetCounts(msg, 1, an, ns, ar+optCount)
 	if q.EDNS {
@@ -99,9 +95,18 @@ func (e Entry) AppendReply(dst, query []byte, q *dnswire.Query, o ReplyOptions) 
 	return dst
 }
 
+// opt returns the OPT record of the reply to q.
+func (o *ReplyOptions) opt(q *dnswire.Query) dnswire.OPT {
+	opt := dnswire.OPT{Size: udpSize, DO: q.DO, HasEDE: o.HasEDE, EDE: o.EDE, EDEText: o.EDEText}
+	if q.Keepalive {
+		opt.Keepalive = o.Keepalive
+	}
+	return opt
+}
+
 // age sets the TTLs of msg, which has the entry's first n records, to what is
 // left of them.
-func (e Entry) age(msg []byte, n int, o ReplyOptions) {
+func (e Entry) age(msg []byte, n int, o *ReplyOptions) {
 	if o.Stale {
 		for i := range n {
 			dnswire.SetTTL(msg, e.ttlOff(i), staleTTL)

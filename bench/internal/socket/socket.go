@@ -1,4 +1,4 @@
-package mmsg
+package socket
 
 import (
 	"fmt"
