@@ -70,6 +70,18 @@ func TestRatios(t *testing.T) {
 	t.Log("\n" + table(got, want))
 }
 
+// TestTwice: what does its work twice is found out.
+func TestTwice(t *testing.T) {
+	once, twice := calibration(), calibration()
+	got := measure(t, []workload{
+		{name: "once", run: once.run},
+		{name: "twice", run: func(n int) { twice.run(n); twice.run(n) }},
+	})
+	if got["twice"] <= limit*got["once"] {
+		t.Errorf("ratios %v, not more than %.2f apart", got, limit)
+	}
+}
+
 // measure returns the ratios: the least time of a slice of each workload, over that of
 // the calibration's, which take turns.
 func measure(t *testing.T, all []workload) map[string]float64 {
