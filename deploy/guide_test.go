@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"helm.sh/helm/v3/pkg/strvals"
 	appsv1 "k8s.io/api/apps/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"sigs.k8s.io/yaml"
@@ -50,6 +51,34 @@ func TestGuide(t *testing.T) {
 	}
 	if policies == 0 || patches == 0 {
 		t.Errorf("%d policies, %d patches", policies, patches)
+	}
+
+	// What Helm is told to set gives objects that hold together.
+	helm := regexp.MustCompile(`helm (?:install|upgrade) dnsguard deploy/helm/dnsguard -n (\S+)([^\n]*)`).FindAllStringSubmatch(guide, -1)
+	for _, m := range helm {
+		values := map[string]any{}
+		for _, set := range regexp.MustCompile(`--set '?([^' ]+)`).FindAllStringSubmatch(m[2], -1) {
+			if err := strvals.ParseInto(set[1], values); err != nil {
+				t.Errorf("%s: %v", m[0], err)
+			}
+		}
+		text, err := yaml.Marshal(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rendered, err := template(t, m[1], string(text))
+		if err != nil {
+			t.Errorf("%s: %v", m[0], err)
+			continue
+		}
+		all, err := decode([]byte(rendered))
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(t, all)
+	}
+	if len(helm) < 3 {
+		t.Errorf("%d commands for Helm", len(helm))
 	}
 
 	for _, path := range regexp.MustCompile(`(?:deploy|scripts)/[a-zA-Z0-9_./-]+`).FindAllString(guide, -1) {

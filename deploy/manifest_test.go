@@ -13,6 +13,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
 
 	"github.com/dnsguard/dnsguard/internal/config"
 )
@@ -191,6 +193,15 @@ func checkNode(t *testing.T, cfg *config.Config, ds *appsv1.DaemonSet, c corev1.
 	if spec.NodeSelector["kubernetes.io/os"] != "linux" {
 		t.Errorf("nodeSelector %v", spec.NodeSelector)
 	}
+	off := len(spec.InitContainers) > 0 // remove cleans up on all of them
+	for label, want := range map[string]bool{
+		"": true, "dnsguard.io/off=": off, "dnsguard.io/off=true": off,
+		"type=virtual-kubelet": false, "eks.amazonaws.com/compute-type=fargate": false, "eks.amazonaws.com/compute-type=ec2": true,
+	} {
+		if got := runsOn(t, spec.Affinity, label); got != want {
+			t.Errorf("on a node with the label %q: %v", label, got)
+		}
+	}
 	if g := spec.TerminationGracePeriodSeconds; g == nil || *g < 10 {
 		t.Errorf("terminationGracePeriodSeconds %v: a drain takes up to 5 s", g)
 	}
@@ -213,6 +224,36 @@ func checkNode(t *testing.T, cfg *config.Config, ds *appsv1.DaemonSet, c corev1.
 	if port := strings.TrimPrefix(cfg.HTTP, ":"); port != "" && (annotations["prometheus.io/port"] != port || annotations["prometheus.io/scrape"] != "true") {
 		t.Errorf("metrics are on %s, annotations %v", port, annotations)
 	}
+}
+
+// runsOn reports whether a pod may run on a node with a label (key=value).
+func runsOn(t *testing.T, affinity *corev1.Affinity, label string) bool {
+	t.Helper()
+	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return true
+	}
+	node := labels.Set{}
+	if key, value, ok := strings.Cut(label, "="); ok {
+		node[key] = value
+	}
+	operators := map[corev1.NodeSelectorOperator]selection.Operator{
+		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
+		corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
+	}
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		all := labels.NewSelector()
+		for _, e := range term.MatchExpressions {
+			r, err := labels.NewRequirement(e.Key, operators[e.Operator], e.Values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = all.Add(*r)
+		}
+		if all.Matches(node) {
+			return true
+		}
+	}
+	return false
 }
 
 // checkRights: no right but those that the configuration needs.

@@ -352,7 +352,8 @@ func TestAlerts(t *testing.T) {
 		},
 		"DNSGuardConfigRefused": {
 			fires: []series{`dnsguard_config_reloads_total{instance="a",result="failure"} 0x10 1x60`, `dnsguard_ready{instance="a"} 1x10 0x60`}, labels: `{instance="a",result="failure"}`,
-			silent: []series{`dnsguard_config_reloads_total{instance="a",result="failure"} 0x10 1x60`, `dnsguard_ready{instance="a"} 1x60`},
+			// A pod that starts in the place of the one that refused is no refusal.
+			silent: []series{`dnsguard_config_reloads_total{instance="a",result="failure"} 0x10 1x60`, `dnsguard_ready{instance="a"} 1x60`, `dnsguard_ready{instance="a",uid="next"} 0x60`},
 		},
 		"DNSGuardConfigsDiffer": {
 			fires: []series{`dnsguard_config_hash_info{instance="a",hash="1"} 1x60`, `dnsguard_config_hash_info{instance="b",hash="2"} 1x60`}, labels: `{}`,
@@ -473,11 +474,32 @@ func TestAlerts(t *testing.T) {
 			if got := firing(t, r, c.silent); len(got) > 0 {
 				t.Errorf("fires for %v without a reason", got)
 			}
+			// In an update two pods answer for a node, and Prometheus tells them apart.
+			if got := firing(t, r, twoPods(t, c.silent)); len(got) > 0 {
+				t.Errorf("with two pods: fires for %v without a reason", got)
+			}
+			if got := firing(t, r, twoPods(t, c.fires)); len(got) == 0 {
+				t.Error("with two pods: does not fire")
+			}
 		})
 	}
 	for name := range cases {
 		t.Errorf("there is no alert %s", name)
 	}
+}
+
+// twoPods gives each series to two pods of its node.
+func twoPods(t *testing.T, input []series) []series {
+	t.Helper()
+	var out []series
+	for _, s := range input {
+		name, rest, ok := strings.Cut(string(s), "{")
+		if !ok {
+			t.Fatalf("no labels: %s", s)
+		}
+		out = append(out, series(name+`{pod="old",`+rest), series(name+`{pod="new",`+rest))
+	}
+	return out
 }
 
 // firing plays an alert over the series, and returns the labels for which it fires at
