@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -21,10 +22,9 @@ var update = flag.Bool("update", false, "write what is measured to baseline.txt"
 const (
 	baselineFile = "baseline.txt"
 
-	// limit is how many times its baseline a ratio may be. Below 2: work that is done
-	// twice in a row takes 1.5 to 1.6 times as long, since the second time all is at
-	// hand. On one machine, ratios stay within a tenth.
-	limit = 1.5
+	// limit is how many times its baseline a ratio may be. Below 2, with room for other
+	// kinds of processors; on one machine, ratios stay within a tenth.
+	limit = 1.8
 
 	// A slice is much shorter than a time slice of the scheduler's, so that some are not
 	// interrupted on the busiest machine; the least of so many is the work alone.
@@ -70,14 +70,19 @@ func TestRatios(t *testing.T) {
 	t.Log("\n" + table(got, want))
 }
 
-// TestTwice: what does its work twice is found out.
-func TestTwice(t *testing.T) {
-	once, twice := calibration(), calibration()
+// TestSlower: what takes longer than the limit is found out. Work that is done again at
+// once takes some 0.6 times as long as at first: all is at hand. Hence three times.
+func TestSlower(t *testing.T) {
+	fast, slow := calibration(), calibration()
 	got := measure(t, []workload{
-		{name: "once", run: once.run},
-		{name: "twice", run: func(n int) { twice.run(n); twice.run(n) }},
+		{name: "fast", run: fast.run},
+		{name: "slow", run: func(n int) {
+			for range 3 {
+				slow.run(n)
+			}
+		}},
 	})
-	if got["twice"] <= limit*got["once"] {
+	if got["slow"] <= limit*got["fast"] {
 		t.Errorf("ratios %v, not more than %.2f apart", got, limit)
 	}
 }
@@ -89,6 +94,8 @@ func measure(t *testing.T, all []workload) map[string]float64 {
 	if len(all) == 0 {
 		return nil
 	}
+	// What the collector costs depends on the heap of everything else here.
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	all = append([]workload{calibration()}, all...)
 	times := make([]int, len(all)) // how often makes a slice
 	for i, w := range all {

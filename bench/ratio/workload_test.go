@@ -100,7 +100,7 @@ func key(dst, name []byte) []byte {
 // workloads are what is watched.
 func workloads(t *testing.T) []workload {
 	t.Helper()
-	c, stored := newCache(t), newCache(t)
+	c := newCache(t)
 	var keys, queries [names][]byte
 	var r dnswire.Response
 	for i := range names {
@@ -150,15 +150,6 @@ func workloads(t *testing.T) []workload {
 					panic(kind)
 				}
 				buf = e.AppendReply(buf[:0], query, &q, cache.ReplyOptions{Now: 2 * time.Second, Limit: 512})
-			}
-		}},
-		{name: "cache/store", run: func(n int) {
-			msg := answer(name(1), 4)
-			for range n {
-				if err := dnswire.ParseResponse(msg, &r); err != nil {
-					panic(err)
-				}
-				stored.Store(keys[1], msg, &r, 0)
 			}
 		}},
 		{name: "search/walk", run: walk(t)},
