@@ -133,7 +133,7 @@ func TestGenerator(t *testing.T) {
 					}
 					g, err := newGenerator(options{
 						server: serve(t, tt.reply), sourcePorts: tt.ports, window: 20,
-						rate: loop.rate, timeout: 200 * time.Millisecond,
+						rate: loop.rate, timeout: 400 * time.Millisecond,
 					}, ns)
 					if err != nil {
 						t.Fatal(err)
