@@ -15,8 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
-	"helm.sh/helm/v3/pkg/chartutil"
-	"helm.sh/helm/v3/pkg/engine"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -42,24 +40,8 @@ func loadChart(t *testing.T) *chart.Chart {
 // template returns what helm template would print, for values as YAML.
 func template(t *testing.T, namespace, values string) (string, error) {
 	t.Helper()
-	c := loadChart(t)
-	v, err := chartutil.ReadValues([]byte(values))
-	if err != nil {
-		t.Fatal(err)
-	}
-	rendered, err := chartutil.ToRenderValues(c, v, chartutil.ReleaseOptions{Name: "dnsguard", Namespace: namespace, IsInstall: true}, nil)
-	if err != nil {
-		return "", err
-	}
-	files, err := engine.Engine{Strict: true}.Render(c, rendered)
-	if err != nil {
-		return "", err
-	}
-	var out strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		out.WriteString("---\n" + files[name] + "\n")
-	}
-	return out.String(), nil
+	out, err := Chart(loadChart(t), namespace, values)
+	return string(out), err
 }
 
 func renderChart(t *testing.T, values string) objects {

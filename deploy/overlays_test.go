@@ -8,8 +8,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
 
 	"github.com/dnsguard/dnsguard/internal/config"
 )
@@ -17,11 +15,7 @@ import (
 // render returns what kubectl apply -k would apply.
 func render(t *testing.T, dir string) objects {
 	t.Helper()
-	m, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := m.AsYaml()
+	data, err := Overlay(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
