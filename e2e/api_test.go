@@ -25,7 +25,7 @@ func TestAPIDown(t *testing.T) {
 	labtest.RequireSpeed(t)
 	w := newWorld(t, "iptables")
 	g := w.guard(w.nodes[0])
-	streams := append(w.misses(apiAway), w.streams(apiAway, patience)...)
+	streams := append(w.misses(w.client, apiAway), w.streams(apiAway, patience)...)
 	wait := w.drive(streams)
 	start := time.Now()
 	w.KillAPI()

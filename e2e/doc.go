@@ -1,6 +1,6 @@
 // Package e2e holds the tests of dnsguard in a real Kubernetes cluster: etcd,
-// kube-apiserver, kube-controller-manager, kube-proxy (iptables and nftables mode)
-// and CoreDNS, started in network namespaces by package kubelab, whose doc.go draws
+// kube-apiserver, kube-controller-manager's controllers, kube-proxy (iptables and
+// nftables mode) and CoreDNS, started in network namespaces by package kubelab, whose doc.go draws
 // the laboratory. It is a module of its own, so that none of that is a dependency
 // of dnsguard:
 //
@@ -18,14 +18,19 @@
 // takes some five minutes, of which the laboratory's own start is 5 s, and 3 s for two
 // nodes.
 //
+// Of kube-controller-manager there are the EndpointSlice and the DaemonSet controller,
+// in a main function of their own: e2e/tools/controllers.
+//
 // # Cases
 //
 //	TestAnswers      what pods and nodes ask is answered alike with and without
-//	                 dnsguard; both modes, transports, families
-//	TestMesh         a pinned c-ares client with 1,000 names, and the CoreDNS behind
-//	                 its flow dies: an outage without dnsguard, nothing with it
-//	TestIncident     a pinned client's recovery, from the pod's deletion: kube-proxy's
-//	                 own reconciler, and the guard; also with kube-proxy stopped
+//	                 dnsguard, by nftables and by iptables beside kube-proxy in both
+//	                 modes; transports, families; after its death and its end
+//	TestMesh         pinned c-ares clients with 1,000 names, and the CoreDNS behind
+//	                 their flows dies: an outage without dnsguard, nothing with it
+//	TestIncident     pinned clients' recovery, from the pod's deletion, beside both
+//	                 modes: kube-proxy's own reconciler, and the guard; also with
+//	                 kube-proxy stopped
 //	TestOutage       dnsguard killed, hung, replaced, removed under load
 //	TestRollout      CoreDNS replaced, and scaled to zero and back, under load
 //	TestProxyChange  kube-proxy restarted, and changed to the other mode
@@ -33,7 +38,11 @@
 //	TestSearch       what glibc finds, with search lists finished by the node or not
 //	TestTargetPort   CoreDNS on port 5353, as OpenShift has it
 //	TestManifest     deploy/daemonset.yaml as it is, with the DaemonSet controller:
-//	                 rights, capabilities, probes, an upgrade under load, mistakes
+//	                 rights, capabilities, probes, an upgrade under load; bad input:
+//	                 rights missing, a ConfigMap with a mistake and rolled in spite of
+//	                 it, another node's name, no kube-dns
+//	TestOverlays     every overlay, the chart and the monitoring, applied; those whose
+//	                 dataplane is here run, from their own command lines and ConfigMaps
 //
 // Each prints its figures in one line a case. Compare figures of one run only:
 // machines differ, and are busy.

@@ -27,6 +27,7 @@ type meshClient struct {
 	t       *testing.T
 	process *lab.Process
 	out     *kubelab.Log
+	early   int // failures before the incident
 }
 
 var meshProgram struct {
@@ -129,7 +130,6 @@ type meshResult struct {
 	resolutions, failed int
 	early               int // of the failed: before the incident
 	worst               time.Duration
-	overflows           int    // of the CoreDNS pods' sockets
 	said                string // the client, in brief
 }
 
@@ -140,7 +140,7 @@ func (m *meshClient) stop() meshResult {
 		m.t.Fatalf("mesh client: %v\n%s", err, m.out.Tail(20))
 	}
 	<-m.process.Done()
-	var r meshResult
+	r := meshResult{early: m.early, said: m.brief()}
 	var worst int
 	for line := range strings.Lines(m.out.String()) {
 		fmt.Sscanf(line, "done %d %d %d", &r.resolutions, &r.failed, &worst)
@@ -209,63 +209,78 @@ func meshService(i int) string { return fmt.Sprintf("mesh-%d", i) }
 // unready: kubelet's readiness probe takes up to 30 s, a lost node 40 s.
 const kubeletNotices = 6 * time.Second
 
-// TestMesh: a c-ares client with one UDP port resolves 1,000 names at once and
-// each again after a second, while the CoreDNS that its flow leads to dies without
-// a word, its pod is deleted as an eviction does it, and the node reports it
-// unready 6 s later. Without dnsguard, healthy kube-proxy and all, no name is
-// resolved until then; with it, none fails, whether it answers or only guards.
+// TestMesh: c-ares clients with one UDP port each resolve 1,000 names at once and
+// each again after a second, while a CoreDNS dies without a word, its pod is deleted as
+// an eviction does it, and the node reports it unready 6 s later. Without dnsguard,
+// healthy kube-proxy and all, a client whose flow leads there resolves nothing until
+// then; on a node with dnsguard none of the names fails, whether it answers or only
+// guards. The client without dnsguard and the one whose node answers see the same
+// death.
 func TestMesh(t *testing.T) {
 	labtest.RequireSpeed(t)
 	w := newWorld(t, "iptables")
 	names := w.services(meshServices)
+	other := side{w.nodes[1], w.addPod(w.nodes[1], "client-b")}
 
-	play := func(t *testing.T, victim func(m *meshClient) *kubelab.Pod) meshResult {
-		w := w.in(t)
-		overflows := w.overflows()
-		m := startMesh(t, w.client, kubelab.DNS4, names)
-		rounds := func(n int) {
-			w.await(fmt.Sprintf("%d more rounds of the mesh client", n), func(want int) func(context.Context) error {
-				return func(context.Context) error {
-					if got := m.round(); got < want {
-						return fmt.Errorf("%d of %d", got, want)
-					}
-					return nil
-				}
-			}(m.round()+n))
-		}
-		rounds(2)
-		early := m.failed()
-		died := victim(m)
+	// begin starts a client, and waits until it has had two rounds.
+	begin := func(w *world, s side) *meshClient {
+		m := startMesh(w.t, s.pod, kubelab.DNS4, names)
+		w.rounds(m, 2)
+		m.early = m.failed()
+		return m
+	}
+	die := func(w *world, died *kubelab.Pod, clients ...*meshClient) []meshResult {
 		w.must(died.Die())
 		w.must(died.Delete(w.soon(), 30))
 		<-time.After(kubeletNotices) // the schedule of the outage, not a wait
 		w.must(died.Report(w.soon(), false))
 		w.must(died.Delete(w.soon(), 0))
-		rounds(3)
-		r := m.stop()
-		r.early = early
-		r.said = m.brief()
-		r.overflows = w.overflows() - overflows
-		if n := len(m.sockets()); n != 1 {
-			t.Errorf("the client used %d UDP sockets, not one for ever", n)
+		for _, m := range clients {
+			w.rounds(m, 3)
 		}
-		return r
+		results := make([]meshResult, len(clients))
+		for i, m := range clients {
+			results[i] = m.stop()
+			if n := len(m.sockets()); n != 1 {
+				w.t.Errorf("a client used %d UDP sockets, not one for ever", n)
+			}
+		}
+		return results
 	}
 
-	t.Run("without dnsguard", func(t *testing.T) {
-		r := play(t, w.in(t).pinnedTo)
-		t.Logf("without dnsguard: %d of %d resolutions failed, %d of them in the first burst; CoreDNS's socket overflowed %d times", r.failed, r.resolutions, r.early, r.overflows)
+	t.Run("without dnsguard and with it", func(t *testing.T) {
+		w := w.in(t)
+		overflows := w.overflows()
+		g := w.guard(w.nodes[0])
+		w.awaitMet(w.nodes[0])
+		with := begin(w, side{w.nodes[0], w.client})
+		without := begin(w, other)
+		results := die(w, w.pinnedTo(other, without), without, with)
+		overflows = w.overflows() - overflows
+		r := results[0]
+		t.Logf("without dnsguard: %d of %d resolutions failed, %d of them in the first burst; CoreDNS's socket overflowed %d times", r.failed, r.resolutions, r.early, overflows)
 		if r.failed-r.early < meshNames/2 {
 			t.Errorf("only %d resolutions failed: no outage:\n%s", r.failed-r.early, r.said)
 		}
+		r = results[1]
+		hits, err := g.Metric(w.soon(), "dnsguard_cache_hits_total", `kind="positive"`)
+		w.must(err)
+		t.Logf("with dnsguard: %d of %d resolutions failed, %d of them in the first burst; the slowest took %v; %v answers from the cache", r.failed, r.resolutions, r.early, r.worst, hits)
+		if r.failed > 0 {
+			t.Errorf("%d resolutions failed, %d of them before the death; %s\n%s", r.failed, r.early, w.figures(g), r.said)
+		}
+		w.leave(g)
 	})
 	w.restore()
 	t.Run("with the guard alone", func(t *testing.T) {
 		w := w.in(t)
+		overflows := w.overflows()
 		g := w.guard(w.nodes[0], kubelab.GuardOnly()...)
-		w.awaitMet()
-		r := play(t, w.pinnedTo)
-		t.Logf("with the guard alone: %d of %d resolutions failed, %d of them in the first burst; the slowest took %v; CoreDNS's socket overflowed %d times", r.failed, r.resolutions, r.early, r.worst, r.overflows)
+		w.awaitMet(w.nodes[0])
+		s := side{w.nodes[0], w.client}
+		m := begin(w, s)
+		r := die(w, w.pinnedTo(s, m), m)[0]
+		t.Logf("with the guard alone: %d of %d resolutions failed, %d of them in the first burst; the slowest took %v; CoreDNS's socket overflowed %d times", r.failed, r.resolutions, r.early, r.worst, w.overflows()-overflows)
 		// c-ares asks again, and is heard. The first burst may be more than CoreDNS's
 		// socket holds.
 		if r.failed > r.early {
@@ -273,19 +288,17 @@ func TestMesh(t *testing.T) {
 		}
 		w.leave(g)
 	})
-	w.restore()
-	t.Run("with dnsguard", func(t *testing.T) {
-		w := w.in(t)
-		g := w.guard(w.nodes[0])
-		w.awaitMet()
-		r := play(t, func(*meshClient) *kubelab.Pod { return w.dns[1] })
-		hits, err := g.Metric(w.soon(), "dnsguard_cache_hits_total", `kind="positive"`)
-		w.must(err)
-		t.Logf("with dnsguard: %d of %d resolutions failed, %d of them in the first burst; the slowest took %v; %v answers from the cache; CoreDNS's socket overflowed %d times", r.failed, r.resolutions, r.early, r.worst, hits, r.overflows)
-		if r.failed > 0 {
-			t.Errorf("%d resolutions failed, %d of them before the death; %s\n%s", r.failed, r.early, w.figures(g), r.said)
+}
+
+// rounds waits until every name has had so many outcomes more.
+func (w *world) rounds(m *meshClient, more int) {
+	w.t.Helper()
+	want := m.round() + more
+	w.await(fmt.Sprintf("%d more rounds of the mesh client", more), func(context.Context) error {
+		if got := m.round(); got < want {
+			return fmt.Errorf("%d of %d", got, want)
 		}
-		w.leave(g)
+		return nil
 	})
 }
 
@@ -301,8 +314,8 @@ func (w *world) overflows() int {
 	return sum
 }
 
-// pinnedTo returns the CoreDNS that the client's only flow leads to.
-func (w *world) pinnedTo(m *meshClient) *kubelab.Pod {
+// pinnedTo returns the CoreDNS that the only flow of a client leads to.
+func (w *world) pinnedTo(s side, m *meshClient) *kubelab.Pod {
 	w.t.Helper()
-	return w.leads(netip.AddrPortFrom(w.client.IP4, m.sockets()[0]), kubelab.DNS4)
+	return w.leads(s.node, netip.AddrPortFrom(s.pod.IP4, m.sockets()[0]), kubelab.DNS4)
 }

@@ -34,7 +34,7 @@ func TestTargetPort(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	w := newWorldAt(t, "nftables", port)
+	w := newWorldAt(t, port, "nftables")
 	g := w.guard(w.nodes[0], kubelab.GuardOnly()...)
 	r := w.play(incident{server: kubelab.DNS4, give: 15 * time.Second})
 	t.Logf("CoreDNS on port %d, force-deleted, with the guard: %v", port, r)

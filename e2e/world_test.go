@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"strings"
@@ -85,23 +86,24 @@ type world struct {
 	dns    []*kubelab.Pod
 	client *kubelab.Pod
 	number int
-	made   *atomic.Int32       // CoreDNS pods ever
-	met    map[netip.Addr]bool // what has answered the guard
-	port   int                 // that they listen on
+	made   *atomic.Int32    // CoreDNS pods ever
+	met    map[meeting]bool // what has answered the guards
+	port   int              // that they listen on
 }
 
 var worlds int
 
-// newWorld builds one. Nodes are new: no rule and no flow of another test is there.
-func newWorld(t *testing.T, mode string) *world {
+// newWorld builds one, with the nodes' modes of kube-proxy, or one for both. Nodes are
+// new: no rule and no flow of another test is there.
+func newWorld(t *testing.T, modes ...string) *world {
 	t.Helper()
-	return newWorldAt(t, mode, 53)
+	return newWorldAt(t, 53, modes...)
 }
 
 // newWorldAt builds one whose CoreDNS pods listen on another port.
-func newWorldAt(t *testing.T, mode string, port int) *world {
+func newWorldAt(t *testing.T, port int, modes ...string) *world {
 	t.Helper()
-	w := &world{Cluster: cluster(t), t: t, number: worlds, made: new(atomic.Int32), port: port, met: map[netip.Addr]bool{}}
+	w := &world{Cluster: cluster(t), t: t, number: worlds, made: new(atomic.Int32), port: port, met: map[meeting]bool{}}
 	worlds++
 	begin := time.Now()
 	ctx := w.soon()
@@ -111,7 +113,7 @@ func newWorldAt(t *testing.T, mode string, port int) *world {
 		w.must(err)
 		w.nodes = append(w.nodes, n)
 	}
-	w.each(len(w.nodes), func(i int) error { return w.nodes[i].StartProxy(ctx, mode) })
+	w.each(len(w.nodes), func(i int) error { return w.nodes[i].StartProxy(ctx, modes[i%len(modes)]) })
 	w.dns = make([]*kubelab.Pod, len(w.nodes))
 	w.each(len(w.nodes), func(i int) (err error) {
 		w.dns[i], err = w.nodes[i].AddCoreDNS(ctx, fmt.Sprintf("coredns-%d-%d", w.number, i), port)
@@ -120,7 +122,7 @@ func newWorldAt(t *testing.T, mode string, port int) *world {
 	w.made.Store(int32(len(w.dns)))
 	w.client = w.addPod(w.nodes[0], "client")
 	w.awaitServing(w.dns...)
-	t.Logf("two nodes with kube-proxy (%s) and CoreDNS: %v", mode, time.Since(begin).Round(100*time.Millisecond))
+	t.Logf("two nodes with kube-proxy (%s) and CoreDNS: %v", strings.Join(modes, ", "), time.Since(begin).Round(100*time.Millisecond))
 	return w
 }
 
@@ -305,7 +307,7 @@ func (w *world) ask(ns *lab.Namespace, network string, server netip.AddrPort, na
 // guard starts dnsguard on a node, ready.
 func (w *world) guard(n *kubelab.Node, more ...string) *kubelab.Guard {
 	w.t.Helper()
-	clear(w.met)
+	maps.DeleteFunc(w.met, func(m meeting, _ bool) bool { return m.node == n.Name })
 	g, err := n.StartGuard(w.soon(), more...)
 	w.must(err)
 	return g

@@ -34,7 +34,11 @@ func (o Object) path() string {
 	if o.Metadata.Namespace != "" {
 		base += "/namespaces/" + o.Metadata.Namespace
 	}
-	return base + "/" + strings.ToLower(o.Kind) + "s/" + o.Metadata.Name
+	plural := strings.ToLower(o.Kind) + "s"
+	if y, ok := strings.CutSuffix(plural, "ys"); ok {
+		plural = y + "ies"
+	}
+	return base + "/" + plural + "/" + o.Metadata.Name
 }
 
 // Apply applies the documents of a manifest, as kubectl apply --server-side
@@ -50,6 +54,9 @@ func (c *Cluster) Apply(ctx context.Context, manifest []byte, dryRun bool) ([]Ob
 		if err := yaml.Unmarshal(doc, &o); err != nil {
 			return applied, err
 		}
+		if o.Kind == "" { // only comments
+			continue
+		}
 		if err := c.Do(ctx, http.MethodPatch, o.path()+query, "application/apply-patch+yaml", doc, nil); err != nil {
 			return applied, fmt.Errorf("apply %v: %w", o, err)
 		}
@@ -60,7 +67,7 @@ func (c *Cluster) Apply(ctx context.Context, manifest []byte, dryRun bool) ([]Ob
 
 // Delete deletes an object, and nothing that it owns: no garbage collector runs.
 func (c *Cluster) Delete(ctx context.Context, o Object) error {
-	return c.Do(ctx, http.MethodDelete, o.path()+"?propagationPolicy=Orphan", "", nil, nil)
+	return c.Do(ctx, http.MethodDelete, o.path()+"?propagationPolicy=Background", "", nil, nil)
 }
 
 // Do makes a request of the API server, with a body of the type, and reads the

@@ -173,10 +173,7 @@ func (c *Cluster) StartAPI(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.manager, err = start(c.control, "kube-controller-manager", c.components.path("kube-controller-manager"), []string{
-		"--kubeconfig=/run/kubeconfig", "--controllers=endpointslice-controller,daemonset-controller", "--leader-elect=false",
-		"--authentication-skip-lookup=true", "--bind-address=127.0.0.1",
-	}, map[string][]byte{"kubeconfig": config})
+	c.manager, err = start(c.control, "controllers", c.components.path("controllers"), []string{"--kubeconfig=/run/kubeconfig"}, map[string][]byte{"kubeconfig": config})
 	return err
 }
 
@@ -221,8 +218,8 @@ func (c *Cluster) startServer(ctx context.Context) error {
 	})
 }
 
-// KillAPI ends the API server at once, and the controllers, which would end
-// themselves when they lose their lease. What the server stored stays.
+// KillAPI ends the API server at once, and the controllers with it: kube-controller-manager
+// ends when it loses its lease. What the server stored stays.
 func (c *Cluster) KillAPI() {
 	c.manager.Kill()
 	c.api.Kill()
@@ -283,6 +280,21 @@ func dnsService() *corev1.Service {
 			},
 		},
 	}
+}
+
+// RemoveDNSService deletes kube-dns, and returns what makes it anew, with the addresses
+// that it had.
+func (c *Cluster) RemoveDNSService(ctx context.Context) (restore func() error, err error) {
+	const namespace, name = "kube-system", "kube-dns"
+	s, err := c.Core.Services(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	s.ObjectMeta = metav1.ObjectMeta{Name: s.Name, Labels: s.Labels}
+	return func() error {
+		_, err := c.Core.Services(namespace).Create(context.Background(), s, metav1.CreateOptions{})
+		return err
+	}, c.Core.Services(namespace).Delete(ctx, name, metav1.DeleteOptions{})
 }
 
 // Logs returns the last lines of what the control plane's programs printed.

@@ -47,7 +47,7 @@ func Build(ctx context.Context, root string, progress io.Writer) (*Components, e
 	}
 	defer unlock()
 	c := &Components{DNSGuard: filepath.Join(cache, "dnsguard")}
-	err = goBuild(ctx, root, c.DNSGuard, "-s -w -X main.version=e2e", "./cmd/dnsguard")
+	err = goBuild(ctx, root, c.DNSGuard, []string{"-ldflags", "-s -w -X main.version=e2e"}, "./cmd/dnsguard")
 	if err != nil {
 		return nil, err
 	}
@@ -71,24 +71,29 @@ func Build(ctx context.Context, root string, progress io.Writer) (*Components, e
 	const version = "k8s.io/component-base/version."
 	_, minor, _ := strings.Cut(kubernetesVersion, ".")
 	minor, _, _ = strings.Cut(minor, ".")
-	ldflags := fmt.Sprintf("-s -w -X %[1]sgitVersion=%[2]s -X %[1]sgitMajor=1 -X %[1]sgitMinor=%[3]s", version, kubernetesVersion, minor)
+	flags := append(compilerFlags(), "-ldflags", fmt.Sprintf("-s -w -X %[1]sgitVersion=%[2]s -X %[1]sgitMajor=1 -X %[1]sgitMinor=%[3]s", version, kubernetesVersion, minor))
 	if err := os.MkdirAll(building, 0o755); err != nil {
 		return nil, err
 	}
-	if err := goBuild(ctx, tools, building+"/", ldflags, "tool", "./coredns"); err != nil {
+	if err := goBuild(ctx, tools, building+"/", flags, "tool", "./coredns", "./controllers"); err != nil {
 		return nil, err
 	}
 	return c, os.Rename(building, c.Dir)
 }
+
+// compilerFlags: no debugger will look at the programs, and the compiler spends a
+// seventh of its time on what it would see. The standard library stays as it is, to
+// be shared with other builds.
+func compilerFlags() []string { return []string{"-gcflags=all=-dwarf=false", "-gcflags=std="} }
 
 // building ends the name of a directory that is not complete.
 const building = ".building"
 
 // goBuild builds packages of the module in dir, without cgo: the programs must
 // not depend on what the machine has.
-func goBuild(ctx context.Context, dir, out, ldflags string, packages ...string) error {
-	args := append([]string{"build", "-C", dir, "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", out}, packages...)
-	cmd := exec.CommandContext(ctx, "go", args...)
+func goBuild(ctx context.Context, dir, out string, flags []string, packages ...string) error {
+	args := append([]string{"build", "-C", dir, "-mod=readonly", "-trimpath", "-buildvcs=false", "-o", out}, flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, packages...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build %v in %s: %w\n%s", packages, dir, err, text)
@@ -98,7 +103,7 @@ func goBuild(ctx context.Context, dir, out, ldflags string, packages ...string) 
 
 // digest is the key of what the tools module builds.
 func digest(tools string) (string, error) {
-	text := fmt.Appendln(nil, runtime.Version(), runtime.GOARCH)
+	text := fmt.Appendln(nil, runtime.Version(), runtime.GOARCH, compilerFlags())
 	sources, err := filepath.Glob(filepath.Join(tools, "*", "*.go"))
 	if err != nil {
 		return "", err
@@ -112,6 +117,34 @@ func digest(tools string) (string, error) {
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])[:12], nil
+}
+
+// Render returns what the repository's overlays and its chart tell an API server to
+// apply, by their names: kubectl apply -k, and helm install.
+func Render(ctx context.Context, root string) (map[string][]byte, error) {
+	dir, err := os.MkdirTemp("", "dnsguard-e2e-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	// Built as that module's tests are: what they have compiled is there.
+	cmd := exec.CommandContext(ctx, "go", "run", "-C", filepath.Join(root, "deploy"), "-mod=readonly", "./render", dir)
+	cmd.Env = append(os.Environ(), "GOWORK=off")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("render deploy: %w\n%s", err, text)
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string][]byte{}
+	for _, f := range files {
+		name, _, _ := strings.Cut(f.Name(), ".")
+		if all[name], err = os.ReadFile(filepath.Join(dir, f.Name())); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 // clean removes what earlier versions and interrupted builds left: 400 MB each.

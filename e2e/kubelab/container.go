@@ -2,8 +2,10 @@ package kubelab
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -20,16 +22,19 @@ const containerEnv = "DNSGUARD_E2E_CONTAINER"
 // are below /run, a tmpfs of the process's own (lab.Command.Files).
 type container struct {
 	Binary       string // the image has this file alone, as /usr/bin/dnsguard
+	IPTables     string // but for iptables, of this variant, in Containerfile's target
 	Argv         []string
 	Env          []string
 	Capabilities []uintptr // the only ones
 	Volumes      []string  // writable directories
+	HostFiles    []string  // writable files that the host lends
 }
 
 // Where a container's parts are, before they are its own.
 const (
 	containerRoot   = "/run/root"
 	containerConfig = "/run/config.yaml"
+	containerHost   = "/run/host" // the host's files
 	configVolume    = "/etc/dnsguard"
 	imageBinary     = "/usr/bin/dnsguard"
 )
@@ -80,27 +85,80 @@ func (c *container) mount() error {
 	if err := os.WriteFile(containerRoot+imageBinary, nil, 0o755); err != nil {
 		return err
 	}
-	type step struct {
-		source, target, kind string
-		flags                uintptr
-	}
-	steps := []step{
+	steps := []mountStep{
 		{containerRoot, containerRoot, "", unix.MS_BIND},
+	}
+	if c.IPTables != "" {
+		system, err := c.debian()
+		if err != nil {
+			return err
+		}
+		steps = append(steps, system...)
+	}
+	for _, file := range c.HostFiles {
+		for _, f := range []string{containerHost + file, containerRoot + file} {
+			if err := os.MkdirAll(filepath.Dir(f), 0o755); err != nil {
+				return err
+			}
+			if err := os.WriteFile(f, nil, 0o600); err != nil {
+				return err
+			}
+		}
+		steps = append(steps, mountStep{containerHost + file, containerRoot + file, "", unix.MS_BIND})
+	}
+	steps = append(steps, []mountStep{
 		{c.Binary, containerRoot + imageBinary, "", unix.MS_BIND},
 		{"/proc", containerRoot + "/proc", "", unix.MS_BIND | unix.MS_REC},
 		{"/proc/sys", containerRoot + "/proc/sys", "", unix.MS_BIND},
 		{"", containerRoot + "/proc/sys", "", unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY},
-	}
+	}...)
 	for _, v := range c.Volumes {
-		steps = append(steps, step{"tmpfs", containerRoot + v, "tmpfs", 0})
+		steps = append(steps, mountStep{"tmpfs", containerRoot + v, "tmpfs", 0})
 	}
-	steps = append(steps, step{"", containerRoot, "", unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY})
+	steps = append(steps, mountStep{"", containerRoot, "", unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY})
 	for _, s := range steps {
 		if err := unix.Mount(s.source, s.target, s.kind, s.flags, ""); err != nil {
 			return fmt.Errorf("mount %s on %s: %w", s.source, s.target, err)
 		}
 	}
 	return copyFile(containerConfig, containerRoot+configVolume+"/config.yaml")
+}
+
+// mountStep is one call of mount.
+type mountStep struct {
+	source, target, kind string
+	flags                uintptr
+}
+
+// debian adds to the root what Containerfile's target iptables has of Debian: this
+// machine's libraries and programs in the place of that image's.
+func (c *container) debian() ([]mountStep, error) {
+	var steps []mountStep
+	for _, dir := range []string{"/usr/lib", "/usr/lib64", "/usr/sbin"} {
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := os.MkdirAll(containerRoot+dir, 0o755); err != nil {
+			return nil, err
+		}
+		steps = append(steps, mountStep{dir, containerRoot + dir, "", unix.MS_BIND})
+		if err := os.Symlink("usr/"+filepath.Base(dir), containerRoot+"/"+filepath.Base(dir)); err != nil {
+			return nil, err
+		}
+	}
+	// update-alternatives --set
+	if err := os.MkdirAll(containerRoot+"/etc/alternatives", 0o755); err != nil {
+		return nil, err
+	}
+	for _, program := range []string{"iptables", "ip6tables"} {
+		for _, verb := range []string{"", "-restore", "-save"} {
+			err := os.Symlink("/usr/sbin/"+program+"-"+c.IPTables+verb, containerRoot+"/etc/alternatives/"+program+verb)
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	return steps, nil
 }
 
 func copyFile(from, to string) error {
