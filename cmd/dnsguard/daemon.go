@@ -40,6 +40,8 @@ type daemon struct {
 	heard      chan struct{} // closed when an upstream has answered
 	leave      func()        // ends the process in order
 
+	configWaits atomic.Bool // the latest configuration needs a restart
+
 	// What is known of the cluster; following and guarding are nil where they
 	// are not wanted. A reload replaces them.
 	following      atomic.Pointer[following]
@@ -266,38 +268,58 @@ func (d *daemon) config() *config.Config {
 	return d.cfg
 }
 
-// reload takes over a configuration, or keeps the old one and says why.
+// reload takes over a configuration, or keeps the old one and says why. One that
+// is right but for the running process leaves it ready: the DaemonSet controller
+// replaces all pods that are not ready at once, and the restart that such a
+// configuration asks for would reach every node together.
 func (d *daemon) reload(ctx context.Context, load func() (*config.Config, error)) {
 	cfg, err := load()
+	var keys []string
 	if err == nil {
-		if cfg.Hash() == d.config().Hash() {
-			d.conditions.notReady("config", "")
+		old := d.config()
+		if cfg.Hash() == old.Hash() {
+			d.settleConfig("", "")
 			return
 		}
-		err = d.apply(ctx, cfg)
+		if keys = changedAtRestart(old, cfg); len(keys) == 0 {
+			err = d.apply(ctx, cfg)
+		}
 	}
+	switch {
+	case err != nil:
+		d.countReload("failure")
+		d.log.Error("configuration refused, the old one stays in use", "error", strings.Split(err.Error(), "\n"))
+		// Not ready, although it answers as before: a look at the pods shows which
+		// nodes run what nobody asked for.
+		d.settleConfig("the latest configuration was refused, an older one is in use: "+strings.ReplaceAll(err.Error(), "\n", "; "), "")
+	case len(keys) > 0:
+		d.log.Warn("configuration waits for a restart, the old one stays in use", "keys", keys)
+		d.settleConfig("", "the latest configuration waits, an older one is in use: these keys change only with a restart: "+strings.Join(keys, ", "))
+	default:
+		d.countReload("success")
+		d.log.Info("configuration in use", "hash", cfg.Hash())
+		d.settleConfig("", "")
+	}
+}
+
+// settleConfig says what became of the latest configuration: that it was refused,
+// that it waits for a restart, or neither.
+func (d *daemon) settleConfig(refused, waits string) {
+	d.configWaits.Store(waits != "")
+	d.conditions.warn("config", waits)
+	d.conditions.notReady("config", refused)
+}
+
+func (d *daemon) countReload(result string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err != nil {
-		d.reloads["failure"]++
-		d.log.Error("configuration refused, the old one stays in use", "error", strings.Split(err.Error(), "\n"))
-		// Not ready, although it answers as before: an update waits, and a look at
-		// the pods shows which nodes run what nobody asked for.
-		d.conditions.notReady("config", "the latest configuration was refused, an older one is in use: "+strings.ReplaceAll(err.Error(), "\n", "; "))
-		return
-	}
-	d.reloads["success"]++
-	d.log.Info("configuration in use", "hash", cfg.Hash())
-	d.conditions.notReady("config", "")
+	d.reloads[result]++
 }
 
 // apply makes everything that the new configuration needs, and only then
 // changes what is running.
 func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 	old := d.config()
-	if keys := changedAtRestart(old, cfg); len(keys) > 0 {
-		return fmt.Errorf("these keys change only with a restart: %s", strings.Join(keys, ", "))
-	}
 	settings, err := d.resolverSettings(cfg)
 	if err != nil {
 		return err

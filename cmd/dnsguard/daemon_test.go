@@ -214,7 +214,7 @@ func TestRun(t *testing.T) {
 		if jerr := json.Unmarshal([]byte(out), &x); code != exitOK || jerr != nil || len(x.Steps) != 1 || !x.Steps[0].States[0].Cached {
 			t.Errorf("code %d: %s, %v\n%s", code, err, jerr, out)
 		}
-		if code, _, err := dispatched(t, "explain", "a..b", "--control", r.control); code != exitWrong || !strings.Contains(err, "a..b") {
+		if code, _, err := dispatched(t, "explain", "a..b", "--control", r.control); code != exitUsage || !strings.Contains(err, "a..b") {
 			t.Errorf("code %d: %s", code, err)
 		}
 	})
@@ -284,9 +284,34 @@ func TestRun(t *testing.T) {
 		if text, err := r.page("/metrics"); err != nil || !strings.Contains(text, `dnsguard_config_reloads_total{result="failure"} 1`) {
 			t.Errorf("the failure is not counted: %v", err)
 		}
-		// An address that cannot be had: the same, although the file is right.
+		// Right, but for a process that starts: a warning and a metric, and the pod
+		// stays ready. What else is new in the file waits with it.
+		waits := func() bool {
+			text, err := r.page("/metrics")
+			return err == nil && strings.Contains(text, "\ndnsguard_config_restart_required 1\n")
+		}
+		r.rewrite(r.configuration(freeAddr(), second, "intercept: {mark: 0x300}\n"))
+		r.eventually("waiting for a restart", waits)
+		const warning = "these keys change only with a restart: intercept.mark"
+		r.eventually("ready, with a warning", func() bool {
+			body, err := r.page("/readyz")
+			return err == nil && strings.HasPrefix(body, "ok") && strings.Contains(body, warning)
+		})
+		if got := r.lookup("udp", r.listen, "bad.example.org."); got != "192.0.2.1" {
+			t.Errorf("while a configuration waits for a restart: %s", got)
+		}
+		if text, err := r.page("/metrics"); err != nil || !strings.Contains(text, `dnsguard_config_reloads_total{result="failure"} 1`) || !strings.Contains(text, "\ndnsguard_ready 1\n") {
+			t.Errorf("what waits is a failure: %v\n%s", err, text)
+		}
+		if text, err := r.page("/statusz"); err != nil || !strings.Contains(text, warning) {
+			t.Errorf("/statusz does not say what waits: %v\n%s", err, text)
+		}
+		// An address that cannot be had: it is refused, although the file is right.
 		r.rewrite(r.configuration(netip.MustParseAddrPort("192.0.2.53:53"), second, ""))
 		r.eventually("unready", unready("192.0.2.53"))
+		if _, err := r.page("/readyz"); err == nil || strings.Contains(err.Error(), warning) || waits() {
+			t.Errorf("what has been replaced still waits: %v", err)
+		}
 		if got := r.lookup("udp", r.listen, "bad.example.net."); got != "192.0.2.1" {
 			t.Errorf("after an address that cannot be had: %s", got)
 		}

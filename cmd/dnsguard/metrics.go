@@ -37,6 +37,7 @@ var (
 	descBuildInfo  = desc("build_info", "The version, as labels; always 1.", "version", "goversion")
 	descConfigHash = desc("config_hash_info", "The configuration in use, by its hash; always 1.", "hash")
 	descReloads    = desc("config_reloads_total", "Configurations that were taken over or refused.", "result")
+	descWaits      = desc("config_restart_required", "Whether the latest configuration waits for a restart (1) or not (0).")
 	descReady      = desc("ready", "Whether the process is ready (1) or not (0).")
 
 	descQueries   = desc("queries_total", "Queries received.", "transport")
@@ -79,6 +80,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for result, n := range reloads {
 		counter(ch, descReloads, n, result)
 	}
+	gauge(ch, descWaits, boolean(d.configWaits.Load()))
 	gauge(ch, descReady, boolean(len(reasons) == 0))
 	collectResolver(ch, d.resolver.Stats())
 	collectCache(ch, d.cache.Stats())
