@@ -176,6 +176,52 @@ func TestErrorsAtTheDeadline(t *testing.T) {
 	})
 }
 
+// An error that every read gets, and that no ICMP error is behind, as a security
+// module gives it, ends the socket: also where somebody has answered on it since older
+// questions that still wait.
+func TestErrorsWithoutICMP(t *testing.T) {
+	for _, quotes := range []bool{true, false} {
+		t.Run(fmt.Sprintf("quotes %t", quotes), func(t *testing.T) {
+			server := serve(t, replyA)
+			f := newForwarder(t, Config{}, server)
+			s := f.servers[server]
+			nc, err := new(dialer).dial(t.Context(), "udp", server)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nc.Close()
+			c := newConn(s, UDP, f.now(), false)
+			c.raw, err = nc.(*net.UDPConn).SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.quotes = quotes && wantQuotes(c.raw); c.quotes != quotes {
+				t.Fatal("the kernel does not keep what ICMP errors quote")
+			}
+			x := newExchange(f)
+			x.few[0].srv, x.n = s, 1
+			s.mu.Lock()
+			c.enter(7, entry{x: x, sent: f.now()})
+			c.heard = f.now() + 1
+			s.unlock()
+			defer c.timer.Stop()
+			const most = 10
+			reads, blank := 0, 0
+			var dead error
+			if err := c.raw.Control(func(fd uintptr) {
+				for more := true; more && reads < most; reads++ {
+					more, dead = c.readFailed(fd, unix.EACCES, &blank)
+				}
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if reads == 1 || !errors.Is(dead, unix.EACCES) {
+				t.Errorf("%d reads, then %v; want a few, and %v", reads, dead, unix.EACCES)
+			}
+		})
+	}
+}
+
 // rejectNames makes the present namespace reject what comes over UDP to the port and
 // asks for a name that begins with the letter.
 func rejectNames(port uint16, letter byte) error {

@@ -87,29 +87,22 @@ func (c *conn) readBatches() error {
 	b := f.batches.Get().(*batch)
 	defer f.batches.Put(b)
 	var failure error
+	blank := 0
 	err := c.raw.Read(func(fd uintptr) bool {
 		for {
 			n, errno := b.Recv(fd, unix.MSG_DONTWAIT)
-			if errno != 0 {
-				if errno == unix.EAGAIN || errno == unix.ENOMEM || errno == unix.ENOBUFS {
-					return false
-				}
-				if c.quotes && fromICMP(errno) {
-					for _, b := range readBounces(fd) {
-						more, dead := c.bounced(&b)
-						if !more {
-							failure = dead
-							return true
-						}
-					}
-					continue
-				}
-				if c.survives() {
-					continue
-				}
-				failure = errno
-				return true
+			if errno == unix.EAGAIN || errno == unix.ENOMEM || errno == unix.ENOBUFS {
+				blank = 0
+				return false
 			}
+			if errno != 0 {
+				var more bool
+				if more, failure = c.readFailed(fd, errno, &blank); !more {
+					return true
+				}
+				continue
+			}
+			blank = 0
 			now := f.now()
 			for i := range n {
 				msg, cut := b.Datagram(i)
@@ -129,6 +122,34 @@ func (c *conn) readBatches() error {
 		return failure
 	}
 	return err
+}
+
+// readFailed acts on an error of a read. It reports whether the socket has more to
+// wait for; dead is why it is of no more use. blank counts the errors in a row that
+// came without an ICMP error: one such is what a sender leaves that has taken the ICMP
+// error, more are what a security module gives to every read.
+func (c *conn) readFailed(fd uintptr, errno error, blank *int) (more bool, dead error) {
+	if !fromICMP(errno) {
+		return false, errno
+	}
+	if !c.quotes {
+		if *blank++; *blank <= maxBlank && c.survives() {
+			return true, nil
+		}
+		return false, errno
+	}
+	all := readBounces(fd)
+	if len(all) > 0 {
+		*blank = 0
+	} else if *blank++; *blank > maxBlank {
+		return false, errno
+	}
+	for i := range all {
+		if more, dead := c.bounced(&all[i]); !more {
+			return false, dead
+		}
+	}
+	return true, nil
 }
 
 // readDatagrams reads a socket that is not of the kernel.
