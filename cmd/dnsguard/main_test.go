@@ -34,6 +34,7 @@ func TestCommandLine(t *testing.T) {
 		"check a wrong value":   {[]string{"check", "--cache.size=much"}, exitWrong, "", "--cache.size"},
 		"check without a file":  {[]string{"check", "--config=/nonexistent"}, exitWrong, "", "/nonexistent"},
 		"the effective values":  {[]string{"check", "--print", "--cache.size=8Mi"}, exitOK, "size: 8Mi", ""},
+		"the guard follows":     {[]string{"check", "--print", "--kubernetes.dnsService=dns/coredns"}, exitOK, "services: [dns/coredns]", ""},
 		"list of scenarios":     {[]string{"demo", "--list"}, exitOK, "incident", ""},
 		"no such scenario":      {[]string{"demo", "--scenario=none"}, exitUsage, "", "none"},
 		"health without daemon": {[]string{"health", "--control=/nonexistent/control.sock"}, exitWrong, "", "no running dnsguard"},

@@ -96,6 +96,30 @@ func TestDefaultsOfSources(t *testing.T) {
 	}
 }
 
+func TestGuardFollowsDNSService(t *testing.T) {
+	coredns, stub := ServiceName{"dns", "coredns"}, ServiceName{"dns", "stub"}
+	for name, test := range map[string]struct {
+		file  string
+		flags []string
+		want  []ServiceName
+	}{
+		"by default":           {"", nil, []ServiceName{{"kube-system", "kube-dns"}}},
+		"file":                 {"kubernetes: {dnsService: dns/coredns}", nil, []ServiceName{coredns}},
+		"flag":                 {"", []string{"--kubernetes.dnsService=dns/coredns"}, []ServiceName{coredns}},
+		"flag over file":       {"kubernetes: {dnsService: dns/stub}", []string{"--kubernetes.dnsService=dns/coredns"}, []ServiceName{coredns}},
+		"a list stays":         {"kubernetes: {dnsService: dns/coredns}\nguard: {services: [dns/stub]}", nil, []ServiceName{stub}},
+		"a list, by flag":      {"kubernetes: {dnsService: dns/coredns}", []string{"--guard.services=dns/stub"}, []ServiceName{stub}},
+		"other keys of guard":  {"kubernetes: {dnsService: dns/coredns}\nguard: {resync: 1m}", nil, []ServiceName{coredns}},
+		"without a Kubernetes": {"kubernetes: {source: none, dnsService: dns/coredns}", nil, []ServiceName{coredns}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(test.want, parse(t, test.file, test.flags...).Guard.Services); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
 func TestRunWithoutFile(t *testing.T) {
 	c, err := Load("", parseFlags(t, "--listen", "127.0.0.1:5353"))
 	if err != nil {

@@ -13,12 +13,14 @@ const (
 )
 
 // Default returns the configuration that an empty file gives.
-func Default() *Config { return defaults(SourceAPI, defaultClusterDomain) }
+func Default() *Config { return defaults(SourceAPI, defaultClusterDomain, defaultDNSService()) }
 
-// defaults returns the configuration in which only the two keys that others
+// defaultDNSService is the name that kubeadm gives the Service, whatever serves.
+func defaultDNSService() ServiceName { return ServiceName{Namespace: "kube-system", Name: "kube-dns"} }
+
+// defaults returns the configuration in which only the three keys that others
 // depend on have been set.
-func defaults(source KubernetesSource, clusterDomain string) *Config {
-	kubeDNS := ServiceName{Namespace: "kube-system", Name: "kube-dns"}
+func defaults(source KubernetesSource, clusterDomain string, dnsService ServiceName) *Config {
 	return &Config{
 		Listen:        []netip.AddrPort{netip.MustParseAddrPort("169.254.20.10:53")},
 		Control:       "/run/dnsguard/control.sock",
@@ -26,7 +28,7 @@ func defaults(source KubernetesSource, clusterDomain string) *Config {
 		ClusterDomain: clusterDomain,
 		Kubernetes: Kubernetes{
 			Source:     source,
-			DNSService: kubeDNS,
+			DNSService: dnsService,
 		},
 		Intercept: Intercept{
 			Mode:         InterceptNone,
@@ -60,7 +62,7 @@ func defaults(source KubernetesSource, clusterDomain string) *Config {
 		AAAA: AAAAPass,
 		Guard: Guard{
 			Enabled:  source != SourceNone,
-			Services: []ServiceName{kubeDNS},
+			Services: []ServiceName{dnsService},
 			Resync:   30 * time.Second,
 		},
 		Limits: Limits{

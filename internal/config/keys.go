@@ -179,7 +179,10 @@ func searchKeys(s *Search) mapping {
 func guardKeys(g *Guard) mapping {
 	return mapping{
 		{name: "enabled", value: boolean(&g.Enabled), meaning: "Whether the guard runs."},
-		{name: "services", value: list[ServiceName]{at: &g.Services, element: serviceName}, meaning: "The Services whose flows are guarded."},
+		{
+			name: "services", value: list[ServiceName]{at: &g.Services, element: serviceName}, otherwise: "the Service of `kubernetes.dnsService`",
+			meaning: "The Services whose flows are guarded. A list names `kubernetes.dnsService` as well, if that is to be guarded.",
+		},
 		{name: "dryRun", value: boolean(&g.DryRun), meaning: "Count and log the flows that would be removed, and leave them."},
 		{name: "evidence", value: boolean(&g.Evidence), meaning: "Also move the flows of an endpoint that is Ready and does not answer."},
 		{name: "resync", value: duration(&g.Resync, time.Second, 10*time.Minute), meaning: "How often the table is compared when nothing has changed."},

@@ -37,11 +37,11 @@ func Parse(file string, data []byte, flags *Flags) (*Config, error) {
 func build(file string, data []byte, flags *Flags, source KubernetesSource) (*Config, error) {
 	root, unreadable := parseYAML(file, data)
 
-	// The first reading is for the two keys that the defaults depend on.
-	draft := defaults(source, defaultClusterDomain)
+	// The first reading is for the three keys that the defaults depend on.
+	draft := defaults(source, defaultClusterDomain, defaultDNSService())
 	newDecoder(keys(draft), file).read(root, flags)
 
-	c := defaults(draft.Kubernetes.Source, draft.ClusterDomain)
+	c := defaults(draft.Kubernetes.Source, draft.ClusterDomain, draft.Kubernetes.DNSService)
 	d := newDecoder(keys(c), file)
 	d.read(root, flags)
 	if unreadable == nil {

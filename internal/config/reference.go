@@ -75,7 +75,7 @@ type defaultTexts struct {
 
 func newDefaultTexts(format func(*yaml.Node) string) defaultTexts {
 	t := defaultTexts{format, make(map[string]value)}
-	keys(defaults(SourceNone, defaultClusterDomain)).leaves(func(path string, k key) { t.standalone[path] = k.value })
+	keys(defaults(SourceNone, defaultClusterDomain, defaultDNSService())).leaves(func(path string, k key) { t.standalone[path] = k.value })
 	return t
 }
 
