@@ -36,6 +36,9 @@ type ednsMemory struct {
 	pause time.Duration
 }
 
+// trusted reports whether the server has shown lately that it takes OPT records.
+func (e *ednsMemory) trusted(now time.Duration) bool { return now-e.heard <= ednsTrust }
+
 // chokes reports whether the rcode may be about the OPT record.
 func chokes(rcode uint16) bool {
 	return rcode == dnswire.RcodeFormErr || rcode == dnswire.RcodeNotImp || rcode == dnswire.RcodeBadVers
@@ -64,7 +67,7 @@ func (x *exchange) offersOPT(a *attempt) bool {
 	case x.plain || a.sent < e.off:
 		return false
 	case a.kind == hedged || a.kind == retried:
-		return x.do || a.srv != x.at(0).srv || a.sent-e.heard <= ednsTrust
+		return x.do || a.srv != x.at(0).srv || e.trusted(a.sent)
 	}
 	return true
 }
@@ -89,11 +92,18 @@ func (x *exchange) learnOPT(a *attempt) {
 
 // withoutOPT counts that the server answered without OPT what it refused, or so
 // far did not answer, as attempt b. It reports false if b had no OPT either.
+//
+// A refusal by a server that is trusted with OPT records is about the name: a
+// forwarder passes on what the servers of one domain make of them, and whoever runs
+// those is not to decide what all others get.
 func (s *server) withoutOPT(b *attempt, refused bool, now time.Duration) bool {
 	s.mu.Lock()
 	defer s.unlock()
 	if !b.edns {
 		return false
+	}
+	if refused && s.edns.trusted(now) {
+		return true
 	}
 	if s.edns.suspect++; refused || s.edns.suspect >= ednsSuspicion {
 		s.spareOPT(now, ednsRetry)
@@ -117,12 +127,14 @@ func (x *exchange) learnVain(a *attempt) {
 	}
 }
 
-// inVain counts that a question got an error with an OPT record and without.
+// inVain counts that a question got an error with an OPT record and without. As with
+// withoutOPT, it may be about the question: some servers have FORMERR for types that
+// they do not know, for which anybody can ask.
 func (s *server) inVain(now time.Duration) {
 	s.mu.Lock()
 	defer s.unlock()
 	e := &s.edns
-	if e.vain++; e.vain >= ednsSuspicion && now >= e.off {
+	if e.vain++; e.vain >= ednsSuspicion && now >= e.off && !e.trusted(now) {
 		e.pause = min(max(2*e.pause, ednsPause), ednsRetry)
 		s.spareOPT(now, e.pause)
 	}

@@ -32,7 +32,7 @@ func TestChokesOnEverything(t *testing.T) {
 					if answered < rate.questions { // the error is the answer
 						t.Errorf("%d of %d answered", answered, rate.questions)
 					}
-					if limit := max(rate.questions*11/10, rate.questions+allowance) + ednsSuspicion; sent > limit {
+					if limit := max(rate.questions*11/10+savings, rate.questions+allowance) + ednsSuspicion; sent > limit {
 						t.Errorf("%d sent for %d questions, want %d", sent, rate.questions, limit)
 					}
 					n.become(addr(1), healthy(ms))
@@ -73,6 +73,72 @@ func TestChokesOnAName(t *testing.T) {
 			if q.IsEdns0() == nil && q.Question[0].Name != odd {
 				t.Fatal("OPT left out")
 			}
+		}
+	})
+}
+
+// Names whose own servers refuse OPT records, behind a forwarder that takes them, are
+// had without, and such as are refused either way not at all; all others are asked with
+// OPT as before, also if there are many such.
+func TestDomainWithoutEDNS(t *testing.T) {
+	for name, always := range map[string]bool{"with OPT only": false, "with and without OPT": true} {
+		t.Run(name, func(t *testing.T) { testDomainWithoutEDNS(t, always) })
+	}
+}
+
+func testDomainWithoutEDNS(t *testing.T, always bool) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		odd := func(q *dns.Msg) bool { return dns.IsSubDomain("odd.example.", q.Question[0].Name) }
+		n := newFakeNet(t, func(q *fakeQuery) {
+			if odd(q.Msg) && (always || q.IsEdns0() != nil) {
+				q.reply(ms, q.rcode(dns.RcodeFormatError))
+				return
+			}
+			q.reply(ms, q.good())
+		})
+		f := n.forwarder(Config{Budget: usual})
+		for i := range 50 {
+			load(t, f, 1, time.Second)
+			for j := range 2 * ednsSuspicion {
+				q := query(fmt.Sprintf("n%d-%d.odd.example.", i, j))
+				ans, err := f.Exchange(t.Context(), q)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !always {
+					checkAnswer(t, q, ans)
+				}
+			}
+		}
+		for _, q := range n.queries() {
+			if q.IsEdns0() == nil && !odd(q.Msg) {
+				t.Fatal("OPT left out")
+			}
+		}
+	})
+}
+
+// A server that takes OPT records no more is found out in ednsTrust: until then it
+// is asked twice, and everybody is answered.
+func TestTakesOPTNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newFakeNet(t, healthy(ms))
+		f := n.forwarder(Config{Budget: usual})
+		load(t, f, 100, 10*ms)
+		n.become(addr(1), chokingOn(dns.RcodeFormatError))
+		const questions = 100
+		if answered, _ := load(t, f, questions, ednsTrust/questions); answered < questions {
+			t.Errorf("%d of %d answered", answered, questions)
+		}
+		time.Sleep(time.Second)
+		load(t, f, 1, 0)
+		before := len(n.queries())
+		if answered, _ := load(t, f, questions, 10*ms); answered < questions {
+			t.Errorf("%d of %d answered", answered, questions)
+		}
+		if sent := len(n.queries()) - before; sent != questions {
+			t.Errorf("%d sent for %d questions", sent, questions)
 		}
 	})
 }
