@@ -38,6 +38,7 @@ type daemon struct {
 	resolver   *resolver.Resolver
 	relisten   chan struct{} // capacity 1: the endpoints changed
 	heard      chan struct{} // closed when an upstream has answered
+	reloaded   chan struct{} // capacity 1: a configuration has been taken over
 	leave      func()        // ends the process in order
 
 	configWaits atomic.Bool // the latest configuration needs a restart
@@ -77,6 +78,7 @@ func newDaemon(ctx context.Context, cfg *config.Config, log *slog.Logger, level 
 	d := &daemon{
 		log: log, level: level, started: time.Now(), cfg: cfg,
 		relisten: make(chan struct{}, 1), clusterChanged: make(chan struct{}, 1), heard: make(chan struct{}),
+		reloaded:       make(chan struct{}, 1),
 		serviceChanged: make(chan struct{}, 1), leave: func() {},
 		endpoints: map[netip.AddrPort]*resolver.Endpoint{},
 		reloads:   map[string]uint64{"success": 0, "failure": 0},
@@ -299,6 +301,7 @@ func (d *daemon) reload(ctx context.Context, load func() (*config.Config, error)
 		d.countReload("success")
 		d.log.Info("configuration in use", "hash", cfg.Hash())
 		d.settleConfig("", "")
+		kick(d.reloaded)
 	}
 }
 

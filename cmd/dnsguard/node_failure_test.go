@@ -601,6 +601,48 @@ func TestNodeSlowUpstreams(t *testing.T) {
 	}
 }
 
+// TestNodeClusterDomain: a cluster domain that the cluster's DNS denies is a warning and
+// one line of the log, and gone when it is mended. Nothing is unready for it.
+func TestNodeClusterDomain(t *testing.T) {
+	n := newNode(t)
+	d := n.start("a", "clusterDomain: wrong.internal")
+	defer d.stop()
+	const wrong = "warning: clusterDomain: its DNS says REFUSED to the SOA of wrong.internal: "
+	d.awaitReady()
+	if page := d.page("/readyz"); !strings.HasPrefix(page, "ok\n") || !strings.Contains(page, wrong) {
+		t.Errorf("/readyz says %q", page)
+	}
+	if got := strings.Count(d.log.String(), "clusterDomain may be wrong"); got != 1 {
+		t.Errorf("%d lines in the log", got)
+	}
+	if err := os.WriteFile(d.config, []byte(n.configuration("a")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the right domain to be seen", func() bool {
+		page := d.page("/readyz")
+		return strings.HasPrefix(page, "ok") && !strings.Contains(page, "clusterDomain")
+	})
+	if err := os.WriteFile(d.config, []byte(n.configuration("a", "clusterDomain: other.internal")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "another wrong one to be seen", func() bool {
+		page := d.page("/readyz")
+		return strings.HasPrefix(page, "ok") && strings.Contains(page, "the SOA of other.internal")
+	})
+}
+
+// TestDomainProblem: what denies the domain is told from what denies nothing.
+func TestDomainProblem(t *testing.T) {
+	for rcode, want := range map[int]string{
+		dns.RcodeSuccess: "", dns.RcodeServerFailure: "", dns.RcodeNotImplemented: "",
+		dns.RcodeNameError: "NXDOMAIN to the SOA of k8s.example", dns.RcodeRefused: "REFUSED to the SOA of k8s.example",
+	} {
+		if got := domainProblem("k8s.example", uint16(rcode)); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("rcode %d: %q", rcode, got)
+		}
+	}
+}
+
 // TestNodeBrokenConfiguration: a daemon with a broken configuration says what is
 // wrong and ends, and queries stay on kube-proxy's path; one that gets it later
 // goes on with the old one and says so.

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/miekg/dns"
+
 	"github.com/dnsguard/dnsguard/internal/config"
 	"github.com/dnsguard/dnsguard/internal/dnswire"
 	"github.com/dnsguard/dnsguard/resolver/search"
@@ -119,21 +121,15 @@ func (d *daemon) watchdog(ctx context.Context) {
 const upstreamHeard = "upstream"
 
 // awaitUpstream asks the upstreams until one has answered: before, queries are
-// better off elsewhere. Any answer will do, an error too.
+// better off elsewhere. Any answer will do, an error too. The cluster's DNS shows
+// with it whether it has the cluster's domain.
 func (d *daemon) awaitUpstream(ctx context.Context) {
-	// The cluster's DNS answers for its own zone whatever has become of the
-	// world outside.
-	q := upstream.Question{Name: []byte{0}, Type: dnswire.TypeNS, Class: dnswire.ClassIN}
-	if cfg := d.config(); usesService(cfg) {
-		if zone, err := search.WireName(cfg.ClusterDomain); err == nil {
-			q.Name, q.Type = zone, dnswire.TypeSOA
-		}
-	}
 	for {
-		_, err := d.upstream().Exchange(ctx, q)
+		settled, err := d.askFirst(ctx)
 		if err == nil {
 			d.conditions.notReady(upstreamHeard, "")
 			close(d.heard)
+			d.watchDomain(ctx, settled)
 			return
 		}
 		if ctx.Err() != nil {
@@ -145,5 +141,62 @@ func (d *daemon) awaitUpstream(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// askFirst asks what any upstream can answer. The cluster's DNS answers for its
+// own zone whatever has become of the world outside. settled tells that the
+// cluster's domain is not in doubt.
+func (d *daemon) askFirst(ctx context.Context) (settled bool, err error) {
+	q := upstream.Question{Name: []byte{0}, Type: dnswire.TypeNS, Class: dnswire.ClassIN}
+	domain := ""
+	if cfg := d.config(); usesService(cfg) {
+		if zone, err := search.WireName(cfg.ClusterDomain); err == nil {
+			q.Name, q.Type, domain = zone, dnswire.TypeSOA, cfg.ClusterDomain
+		}
+	}
+	ans, err := d.upstream().Exchange(ctx, q)
+	if err != nil {
+		return false, err
+	}
+	text := ""
+	if domain != "" {
+		text = domainProblem(domain, ans.Response.Rcode)
+	}
+	if d.conditions.warn("clusterDomain", text) && text != "" {
+		d.log.Warn("clusterDomain may be wrong", "server", ans.Server, "problem", text)
+	}
+	return text == "", nil
+}
+
+// domainProblem tells that an answer to the question for the SOA of the cluster's
+// domain denies that there is such a domain, or the server's duty for it. Other
+// errors may be those of a server that is starting.
+func domainProblem(domain string, rcode uint16) string {
+	if rcode != dnswire.RcodeNXDomain && rcode != dnswire.RcodeRefused {
+		return ""
+	}
+	return fmt.Sprintf("its DNS says %s to the SOA of %s: is that the cluster's domain? With a wrong one search lists are not finished, and Services get the caps of public names",
+		dns.RcodeToString[int(rcode)], domain)
+}
+
+// domainRecheck is how often a cluster domain in doubt is asked for again.
+const domainRecheck = 30 * time.Second
+
+// watchDomain keeps the warning of the cluster's domain until ctx ends: it asks
+// again after a reload, and while the domain is in doubt.
+func (d *daemon) watchDomain(ctx context.Context, settled bool) {
+	for {
+		var again <-chan time.Time
+		if !settled {
+			again = time.After(domainRecheck)
+		}
+		select {
+		case <-again:
+		case <-d.reloaded:
+		case <-ctx.Done():
+			return
+		}
+		settled, _ = d.askFirst(ctx) // without an answer it is asked again
 	}
 }
