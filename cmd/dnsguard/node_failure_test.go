@@ -631,6 +631,51 @@ func TestNodeClusterDomain(t *testing.T) {
 	})
 }
 
+// TestNodeLocalLeftovers: NOTRACK rules of a NodeLocal DNSCache that was killed keep
+// kube-proxy's DNAT from the ClusterIP. The reason not to be ready names them, and no
+// others; without them the daemon gets ready by itself.
+func TestNodeLocalLeftovers(t *testing.T) {
+	n := newNode(t)
+	rules := func(op, comment string) {
+		untrack := func(program, addr string) {
+			for _, proto := range []string{"udp", "tcp"} {
+				n.run(program, "-w", "-t", "raw", op, "OUTPUT", "-d", addr, "-p", proto, "--dport", "53",
+					"-m", "comment", "--comment", comment, "-j", "NOTRACK")
+			}
+		}
+		untrack("iptables-nft", clusterIP4.Addr().String())
+		if n.IPv6 {
+			untrack("ip6tables-nft", clusterIP6.Addr().String())
+		}
+	}
+	const theirs, others = "NodeLocal DNS Cache: skip conntrack", "somebody's"
+	rules("-A", others)
+	d := n.launch("a")
+	defer d.stop()
+	reason := func() string {
+		for line := range strings.Lines(d.page("/readyz")) {
+			if strings.HasPrefix(line, "upstream: none has answered yet: ") {
+				return line
+			}
+		}
+		return ""
+	}
+	const hint = "NOTRACK rules of a NodeLocal DNSCache for "
+	await(t, "no answer", func() bool { return reason() != "" })
+	if text := reason(); strings.Contains(text, hint) {
+		t.Errorf("rules of others: %q", text)
+	}
+	rules("-A", theirs)
+	rules("-D", others)
+	want := hint + clusterIP4.Addr().String()
+	if n.IPv6 {
+		want += ", " + clusterIP6.Addr().String()
+	}
+	await(t, want, func() bool { return strings.Contains(reason(), want) })
+	rules("-D", theirs)
+	d.awaitReady()
+}
+
 // TestDomainProblem: what denies the domain is told from what denies nothing.
 func TestDomainProblem(t *testing.T) {
 	for rcode, want := range map[int]string{

@@ -135,7 +135,7 @@ func (d *daemon) awaitUpstream(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		d.conditions.notReady(upstreamHeard, "none has answered yet: "+err.Error())
+		d.conditions.notReady(upstreamHeard, "none has answered yet: "+err.Error()+d.nodeLocalHint())
 		select {
 		case <-time.After(firstAnswerRetry):
 		case <-ctx.Done():
