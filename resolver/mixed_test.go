@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -171,7 +173,8 @@ func checkMixed(query, answer []byte) error {
 }
 
 // TestMixedBatches asks what hits, what misses, what fails and what is malformed, of
-// all sizes, many at a time from several clients: each answer is that to its query.
+// all sizes, many at a time from several sockets: each answer is that to its query, and
+// each query is counted once.
 func TestMixedBatches(t *testing.T) {
 	for listen, ask := range map[string]string{"127.0.0.1:0": "127.0.0.1", "[::1]:0": "::1", "0.0.0.0:0": "127.0.0.2", "[::]:0": "::1"} {
 		t.Run(listen, func(t *testing.T) {
@@ -179,9 +182,12 @@ func TestMixedBatches(t *testing.T) {
 			ep := serve(t, r, listen, 1)
 			addr := netip.AddrPortFrom(netip.MustParseAddr(ask), ep.Addr.Port())
 			var asking sync.WaitGroup
+			var deserved atomic.Uint64
+			var client netip.Addr
 			const askers, rounds, burst = 4, 10, 48
 			for i := range askers {
 				c := dial(t, "udp", addr)
+				client = c.LocalAddr().(*net.UDPAddr).AddrPort().Addr()
 				asking.Go(func() {
 					dice := rand.New(rand.NewPCG(uint64(i), 7)) //nolint:gosec // a test
 					var id uint16
@@ -193,6 +199,7 @@ func TestMixedBatches(t *testing.T) {
 							wire, answered := mixedQuery(t, dice, id)
 							if answered {
 								waiting[id] = wire
+								deserved.Add(1)
 							}
 							if _, err := c.Write(wire); err != nil {
 								t.Error(err)
@@ -219,6 +226,19 @@ func TestMixedBatches(t *testing.T) {
 				})
 			}
 			asking.Wait()
+			// What comes last may deserve no answer.
+			const sent = askers * rounds * burst
+			for start := time.Now(); r.Received(client, UDP) < sent && time.Since(start) < 10*time.Second; {
+				time.Sleep(time.Millisecond)
+			}
+			s := r.Stats()
+			var answers uint64
+			for _, n := range s.Responses {
+				answers += n
+			}
+			if got := r.Received(client, UDP); got != sent || s.Queries[UDP] != deserved.Load() || answers != deserved.Load() || s.Dropped != sent-deserved.Load() {
+				t.Errorf("%d heard of %d sent, %d dropped; %d queries and %d answers, want %d", got, sent, s.Dropped, s.Queries[UDP], answers, deserved.Load())
+			}
 		})
 	}
 }
