@@ -142,8 +142,11 @@ func checkExpr(t *testing.T, known map[string]metric, text string) {
 		if base := regexp.MustCompile(`_(bucket|sum|count)$`).ReplaceAllString(s.Name, ""); !ok && known[base].kind == "histogram" {
 			m, ok = known[base], true
 		}
-		if !ok && (s.Name == "process_cpu_seconds_total" || s.Name == "process_resident_memory_bytes") {
-			ok = true // client_golang's
+		switch s.Name {
+		case "process_cpu_seconds_total", "process_resident_memory_bytes": // client_golang's
+			ok = true
+		case "up": // Prometheus's own
+			ok = true
 		}
 		if !ok {
 			t.Errorf("there is no metric %s\n%s", s.Name, text)
@@ -345,6 +348,11 @@ func TestAlerts(t *testing.T) {
 		"DNSGuardAbsent": {
 			fires: []series{`up{instance="a"} 1x60`}, labels: `{}`,
 			silent: []series{`dnsguard_build_info{instance="a"} 1x60`},
+		},
+		"DNSGuardDown": {
+			fires: []series{`up{instance="a"} 1x5 0x60`, `dnsguard_build_info{instance="a"} 1x5`}, labels: `{instance="a"}`,
+			// Another program's target, and a process that was replaced.
+			silent: []series{`up{instance="b"} 0x60`, `up{instance="a"} 1x20 0x3 1x40`, `dnsguard_build_info{instance="a"} 1x60`},
 		},
 		"DNSGuardNotReady": {
 			fires: []series{`dnsguard_ready{instance="a"} 1x10 0x60`}, labels: `{instance="a"}`,
