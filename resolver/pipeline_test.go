@@ -128,6 +128,7 @@ type client struct {
 	r       *Resolver
 	src     source
 	s       *scratch
+	buf     []byte // of a datagram
 	answers chan *dns.Msg
 }
 
@@ -150,11 +151,25 @@ func (c *client) take(msg []byte) {
 	c.answers <- m
 }
 
-// send asks a packed query, and reports whether the answer is still to come.
+// send asks a packed query, and reports whether the answer is still to come. As a
+// reader does it, an answer over UDP is written over its query; what waits meets other
+// octets there from then on.
 func (c *client) send(query []byte) (waits bool) {
-	reply, waits := c.r.answer(c.s, query, false, &c.src, c.r.cache.Now(), nil)
+	var dst []byte
+	cut := false
+	if c.src.transport == UDP {
+		if c.buf == nil {
+			c.buf = make([]byte, datagramLen)
+		}
+		cut = len(query) > datagramLen
+		query, dst = c.buf[:copy(c.buf, query)], c.buf[:0]
+	}
+	reply, waits := c.r.answer(c.s, query, cut, &c.src, c.r.cache.Now(), dst)
 	if len(reply) > 0 {
 		c.take(reply)
+	}
+	for i := range c.buf {
+		c.buf[i] = 0xff
 	}
 	return waits
 }
