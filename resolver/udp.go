@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -106,10 +107,17 @@ func enlarge(fd uintptr) {
 	}
 }
 
+// What refuses every read, such as a security module, may not keep a processor: from
+// the fifth error in a row on, reads wait.
+const (
+	maxRefused  = 4
+	refusedWait = 20 * time.Millisecond
+)
+
 // run serves the socket until it is closed or told to drain; then it reads the
 // queue empty.
 func (u *udpReader) run() {
-	for {
+	for refused := 0; ; {
 		err := u.raw.Read(u.recvFunc)
 		switch {
 		case err != nil && os.IsTimeout(err):
@@ -120,19 +128,29 @@ func (u *udpReader) run() {
 		case u.errno != 0:
 			// Errors of earlier answers (ICMP) come up here once and
 			// mean nothing for the socket.
+			if refused++; refused > maxRefused {
+				time.Sleep(refusedWait)
+			}
 			continue
 		}
+		refused = 0
 		u.serve()
 	}
 }
 
-// drain serves what is in the queue and returns when it is empty, or when the
-// socket is closed.
+// drain serves what is in the queue and returns when it is empty or not to be read,
+// or when the socket is closed.
 func (u *udpReader) drain() {
-	for u.raw.Control(func(fd uintptr) { u.recvFunc(fd) }) == nil && u.errno != unix.EAGAIN {
-		if u.errno == 0 {
-			u.serve()
+	for refused := 0; refused <= maxRefused; {
+		if u.raw.Control(func(fd uintptr) { u.recvFunc(fd) }) != nil || u.errno == unix.EAGAIN {
+			return
 		}
+		if u.errno != 0 {
+			refused++
+			continue
+		}
+		refused = 0
+		u.serve()
 	}
 }
 

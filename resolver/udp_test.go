@@ -386,3 +386,33 @@ func TestSocketDrops(t *testing.T) {
 		t.Error("no drops seen after 1,000 datagrams that nobody read")
 	}
 }
+
+// TestEveryReadRefused: a reader whose every read is refused leaves the processor to
+// others, and does not keep the resolver from ending.
+func TestEveryReadRefused(t *testing.T) {
+	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
+	ep, err := Listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), ListenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ep.Close() })
+	u, err := newUDPReader(r, ep.UDP[0], 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const most = 1000
+	reads := 0
+	u.recvFunc = func(uintptr) bool {
+		if reads++; reads == most { // after 20 s, or at once
+			go func() { _ = ep.Close() }()
+		}
+		u.errno = unix.EACCES
+		return true
+	}
+	timer := time.AfterFunc(100*time.Millisecond, func() { _ = ep.UDP[0].SetReadDeadline(time.Unix(1, 0)) })
+	defer timer.Stop()
+	u.run() // and drains
+	if reads >= most {
+		t.Errorf("%d reads that were refused", reads)
+	}
+}
