@@ -1,6 +1,6 @@
 // Package e2e holds the tests of dnsguard in a real Kubernetes cluster: etcd,
-// kube-apiserver, kube-controller-manager's controllers, kube-proxy (iptables and
-// nftables mode) and CoreDNS, started in network namespaces by package kubelab, whose doc.go draws
+// kube-apiserver, kube-controller-manager, kube-proxy (iptables and nftables mode)
+// and CoreDNS, started in network namespaces by package kubelab, whose doc.go draws
 // the laboratory. It is a module of its own, so that none of that is a dependency
 // of dnsguard:
 //
@@ -17,9 +17,6 @@
 // The first run builds the programs, which takes minutes of two free cores. Then it
 // takes some five minutes, of which the laboratory's own start is 5 s, and 3 s for two
 // nodes.
-//
-// Of kube-controller-manager there are the EndpointSlice and the DaemonSet controller,
-// in a main function of their own: e2e/tools/controllers.
 //
 // # Cases
 //

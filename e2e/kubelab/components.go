@@ -75,7 +75,7 @@ func Build(ctx context.Context, root string, progress io.Writer) (*Components, e
 	if err := os.MkdirAll(building, 0o755); err != nil {
 		return nil, err
 	}
-	if err := goBuild(ctx, tools, building+"/", flags, "tool", "./coredns", "./controllers"); err != nil {
+	if err := goBuild(ctx, tools, building+"/", flags, "tool", "./coredns"); err != nil {
 		return nil, err
 	}
 	return c, os.Rename(building, c.Dir)

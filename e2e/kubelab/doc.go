@@ -1,11 +1,11 @@
 // Package kubelab runs a Kubernetes cluster on one machine without a container
-// engine: the real etcd, kube-apiserver, kube-proxy and CoreDNS, and two controllers
-// of kube-controller-manager, as processes in network namespaces that this process makes. What
+// engine: the real etcd, kube-apiserver, kube-controller-manager, kube-proxy and
+// CoreDNS, as processes in network namespaces that this process makes. What
 // kubelet does is done here: pods are namespaces, their objects' status is
 // patched, and their end is played in kubelet's steps.
 //
 //	control ............ etcd, kube-apiserver 172.30.0.2:6443,
-//	   |                 controllers (EndpointSlices, DaemonSets)
+//	   |                 kube-controller-manager (EndpointSlices, DaemonSets)
 //	   |
 //	 wire 172.30.0.1 -- internet 203.0.113.53: a DNS server for example.com
 //	   |        \        (internal/lab)
