@@ -363,6 +363,10 @@ func TestAlerts(t *testing.T) {
 			// A pod that starts in the place of the one that refused is no refusal.
 			silent: []series{`dnsguard_config_reloads_total{instance="a",result="failure"} 0x10 1x60`, `dnsguard_ready{instance="a"} 1x60`, `dnsguard_ready{instance="a",uid="next"} 0x60`},
 		},
+		"DNSGuardRestartRequired": {
+			fires: []series{`dnsguard_config_restart_required{instance="a"} 0x5 1x100`}, labels: `{instance="a"}`,
+			silent: []series{`dnsguard_config_restart_required{instance="a"} 0x5 1x30 0x100`},
+		},
 		"DNSGuardConfigsDiffer": {
 			fires: []series{`dnsguard_config_hash_info{instance="a",hash="1"} 1x60`, `dnsguard_config_hash_info{instance="b",hash="2"} 1x60`}, labels: `{}`,
 			silent: []series{`dnsguard_config_hash_info{instance="a",hash="1"} 1x60`, `dnsguard_config_hash_info{instance="b",hash="1"} 1x60`},
