@@ -11,8 +11,10 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/dnsguard/dnsguard/resolver/search"
 )
@@ -176,5 +178,41 @@ func TestReceived(t *testing.T) {
 	}
 	if n := r.Received(netip.MustParseAddr("2001:db8::1"), UDP); n != 0 {
 		t.Errorf("%d received of a client that never asked", n)
+	}
+}
+
+// TestHeartbeatOfMisses: each query that may have to stand in line is a step. In a batch
+// of them, the last should not be taken for one that stands still since the first.
+func TestHeartbeatOfMisses(t *testing.T) {
+	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
+	ep, err := Listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), ListenOptions{Readers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ep.Close() })
+	u, err := newUDPReader(r, ep.UDP[0], 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.sendFunc = func(uintptr) {}
+	for _, tt := range []struct {
+		name string
+		want uint64
+	}{{"misses", batchLen}, {"hits", batchLen / stepLen}} {
+		before := u.beat.steps.Load()
+		u.received = batchLen
+		for i := range batchLen {
+			*(*unix.RawSockaddrInet4)(unsafe.Pointer(u.in.Peer(i))) = unix.RawSockaddrInet4{Family: unix.AF_INET, Port: 9, Addr: [4]byte{127, 0, 0, 1}}
+			msg, err := query(fmt.Sprintf("n%d.example.", i), dns.TypeA).Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			u.in.Headers[i].Len = uint32(copy(u.in.Buffer(i), msg))
+		}
+		u.serve()
+		u.owed.Wait()
+		if got := u.beat.steps.Load() - before; got != tt.want {
+			t.Errorf("%d steps of %d %s, want %d", got, batchLen, tt.name, tt.want)
+		}
 	}
 }
