@@ -25,4 +25,4 @@ clean:
 	rm -rf bin .cache
 $(TOOLS): tools/go.mod tools/go.sum
 	@echo 'building the pinned tools into .cache/bin: minutes the first time, nothing later'
-	mkdir -p .cache/bin && go build -C tools -trimpath -buildvcs=false -ldflags '-s -w' -o ../.cache/bin/ tool && touch $@
+	mkdir -p .cache/bin && go build -C tools -trimpath -buildvcs=false -gcflags=all=-dwarf=false -gcflags=std= -ldflags '-s -w' -o ../.cache/bin/ tool && touch $@

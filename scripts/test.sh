@@ -4,12 +4,12 @@
 # both architectures' binaries), and the Kubernetes end-to-end module.
 # Full output goes to .cache/test/STAGE.log; the terminal gets go test's closing lines.
 #
-#   FUZZTIME=5s    how long each fuzz target runs
+#   FUZZTIME=4s    how long each fuzz target runs
 #   STAGES="..."   a subset of: vet unit race fuzz deploy e2e
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-fuzztime=${FUZZTIME:-5s}
+fuzztime=${FUZZTIME:-4s}
 stages=${STAGES:-vet unit race fuzz deploy e2e}
 logs=.cache/test
 mkdir -p "$logs"
