@@ -59,15 +59,7 @@ func TestAnswersInPlace(t *testing.T) {
 // batches of however many.
 func TestReceivedCountsEveryClient(t *testing.T) {
 	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 3600)})
-	ep, err := Listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), ListenOptions{Readers: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ep.Close() })
-	u, err := newUDPReader(r, ep.UDP[0], 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	u, ep := idleReader(t, r)
 	u.sendFunc = func(uintptr) {}
 	r.serving[ep] = &service{readers: []*udpReader{u}}
 	t.Cleanup(func() { delete(r.serving, ep) })

@@ -2,7 +2,6 @@ package resolver
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -23,15 +22,7 @@ func BenchmarkServe(b *testing.B) {
 	}{{1, 1, false}, {16, 1, false}, {64, 1, false}, {64, 1, true}, {64, 8, false}} {
 		b.Run(fmt.Sprintf("batch=%d,clients=%d,edns=%v", bm.batch, bm.clients, bm.edns), func(b *testing.B) {
 			r := newTestResolver(b, &fakeForwarder{answer: addressOf(b, 3600)})
-			ep, err := Listen(b.Context(), netip.MustParseAddrPort("127.0.0.1:0"), ListenOptions{Readers: 1})
-			if err != nil {
-				b.Fatal(err)
-			}
-			b.Cleanup(func() { _ = ep.Close() })
-			u, err := newUDPReader(r, ep.UDP[0], 1)
-			if err != nil {
-				b.Fatal(err)
-			}
+			u, _ := idleReader(b, r)
 			client := newClient(b, r, "10.0.0.1", UDP)
 			queries := make([][]byte, names)
 			for i := range queries {
@@ -42,6 +33,7 @@ func BenchmarkServe(b *testing.B) {
 				}
 				client.ask(m)
 				<-client.answers
+				var err error
 				if queries[i], err = m.Pack(); err != nil {
 					b.Fatal(err)
 				}

@@ -126,6 +126,22 @@ func BenchmarkHit(b *testing.B) {
 	}
 }
 
+// idleReader returns the reader of a socket on loopback, without its goroutine: the
+// caller makes its moves.
+func idleReader(t testing.TB, r *Resolver) (*udpReader, *Endpoint) {
+	t.Helper()
+	ep, err := Listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), ListenOptions{Readers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ep.Close() })
+	u, err := newUDPReader(r, ep.UDP[0], 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u, ep
+}
+
 // hitLoop asks a cached name through a socket and lets the reader answer it
 // without its goroutine, so that one round is one call.
 type hitLoop struct {
@@ -139,17 +155,10 @@ type hitLoop struct {
 func newHitLoop(t testing.TB) *hitLoop {
 	t.Helper()
 	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 3600)})
-	ep, err := Listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), ListenOptions{Readers: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ep.Close() })
-	u, err := newUDPReader(r, ep.UDP[0], 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	u, ep := idleReader(t, r)
 	newClient(t, r, "10.0.0.1", UDP).lookup("www.example.com.")
 	h := &hitLoop{t: t, u: u}
+	var err error
 	if h.query, err = query("www.example.com.", dns.TypeA).Pack(); err != nil {
 		t.Fatal(err)
 	}
@@ -391,15 +400,7 @@ func TestSocketDrops(t *testing.T) {
 // others, and does not keep the resolver from ending.
 func TestEveryReadRefused(t *testing.T) {
 	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
-	ep, err := Listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), ListenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ep.Close() })
-	u, err := newUDPReader(r, ep.UDP[0], 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	u, ep := idleReader(t, r)
 	const most = 1000
 	reads := 0
 	u.recvFunc = func(uintptr) bool {

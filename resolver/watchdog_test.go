@@ -185,15 +185,7 @@ func TestReceived(t *testing.T) {
 // of them, the last should not be taken for one that stands still since the first.
 func TestHeartbeatOfMisses(t *testing.T) {
 	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
-	ep, err := Listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), ListenOptions{Readers: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ep.Close() })
-	u, err := newUDPReader(r, ep.UDP[0], 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	u, _ := idleReader(t, r)
 	u.sendFunc = func(uintptr) {}
 	for _, tt := range []struct {
 		name string

@@ -19,7 +19,6 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/miekg/dns"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/dnsguard/dnsguard/internal/dnswire"
@@ -225,24 +224,12 @@ func TestErrorsWithoutICMP(t *testing.T) {
 // rejectNames makes the present namespace reject what comes over UDP to the port and
 // asks for a name that begins with the letter.
 func rejectNames(port uint16, letter byte) error {
-	lo, err := netlink.LinkByName("lo")
+	c, chain, err := filterChain(nftables.TableFamilyINet, nftables.ChainHookInput)
 	if err != nil {
 		return err
 	}
-	if err := netlink.LinkSetUp(lo); err != nil {
-		return err
-	}
-	c, err := nftables.New()
-	if err != nil {
-		return err
-	}
-	table := c.AddTable(&nftables.Table{Name: "rejects", Family: nftables.TableFamilyINet})
-	chain := c.AddChain(&nftables.Chain{
-		Name: "input", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
-	})
 	const firstLetter = 8 + dnswire.HeaderLen + 1 // of the transport header
-	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+	c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},

@@ -20,26 +20,35 @@ import (
 	"github.com/dnsguard/dnsguard/internal/lab/labtest"
 )
 
-// refuseOnTheWayOut makes the present namespace apply the verdict to one in so
-// many UDP packets to the port before they leave.
-func refuseOnTheWayOut(port uint16, oneIn uint32, verdict expr.Any) error {
+// filterChain gives the present namespace, its lo set up, a chain for what passes a
+// hook; the caller adds rules and flushes.
+func filterChain(family nftables.TableFamily, hook *nftables.ChainHook) (*nftables.Conn, *nftables.Chain, error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	if err := netlink.LinkSetUp(lo); err != nil {
-		return err
+		return nil, nil, err
 	}
 	c, err := nftables.New()
 	if err != nil {
+		return nil, nil, err
+	}
+	table := c.AddTable(&nftables.Table{Name: "filter", Family: family})
+	return c, c.AddChain(&nftables.Chain{
+		Name: "filter", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: hook, Priority: nftables.ChainPriorityFilter,
+	}), nil
+}
+
+// refuseOnTheWayOut makes the present namespace apply the verdict to one in so
+// many UDP packets to the port before they leave.
+func refuseOnTheWayOut(port uint16, oneIn uint32, verdict expr.Any) error {
+	c, chain, err := filterChain(nftables.TableFamilyIPv4, nftables.ChainHookOutput)
+	if err != nil {
 		return err
 	}
-	table := c.AddTable(&nftables.Table{Name: "drops", Family: nftables.TableFamilyIPv4})
-	chain := c.AddChain(&nftables.Chain{
-		Name: "output", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter,
-	})
-	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+	c.AddRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
