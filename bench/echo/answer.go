@@ -3,9 +3,10 @@ package main
 import "encoding/binary"
 
 const (
-	headerLen = 12
-	typeA     = 1
-	typeOPT   = 41
+	headerLen  = 12
+	maxNameLen = 255 // octets of a name, the root's among them (RFC 1035 section 3.1)
+	typeA      = 1
+	typeOPT    = 41
 )
 
 // answerer makes a reply function that answers any query in place: A with one
@@ -56,7 +57,7 @@ func questionEnd(msg []byte) (int, bool) {
 		return 0, false
 	}
 	for i := headerLen; i < len(msg); i += 1 + int(msg[i]) {
-		if msg[i] > 63 {
+		if msg[i] > 63 || i-headerLen >= maxNameLen {
 			return 0, false
 		}
 		if msg[i] == 0 {

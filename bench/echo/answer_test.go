@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -62,6 +63,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(query)
 	f.Add(query[:12])
 	f.Add([]byte("\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x3f"))
+	f.Add([]byte("\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00" + strings.Repeat("\x01a", 128) + "\x00\x00\x01\x00\x01"))
 	answer := answerer(60)
 	f.Fuzz(func(t *testing.T, query []byte) {
 		const size = 1232
