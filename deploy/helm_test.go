@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/engine"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -37,10 +38,18 @@ func loadChart(t *testing.T) *chart.Chart {
 	return c
 }
 
-// template returns what helm template would print, for values as YAML.
+// template returns what helm template would print, for values as YAML. Where no default
+// is taken away, the strict rendering prints the same: the templates ask for no value that
+// there is not.
 func template(t *testing.T, namespace, values string) (string, error) {
 	t.Helper()
-	out, err := Chart(loadChart(t), namespace, values)
+	c := loadChart(t)
+	out, err := Chart(c, namespace, values)
+	if err == nil && !strings.Contains(values, "null") {
+		if strict, err := renderWith(engine.Engine{Strict: true}, c, namespace, values); err != nil || !bytes.Equal(strict, out) {
+			t.Errorf("strictly: %v\n%s", err, cmp.Diff(string(out), string(strict)))
+		}
+	}
 	return string(out), err
 }
 
@@ -85,6 +94,9 @@ func TestChart(t *testing.T) {
 	equal(t, all, decodeFile(t, "daemonset.yaml"))
 }
 
+// digest is an image's.
+const digest = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
 // TestChartValues: other settings pass the same checks, and lead to what the overlays
 // are.
 func TestChartValues(t *testing.T) {
@@ -128,6 +140,11 @@ func TestChartValues(t *testing.T) {
 			p := the[*appsv1.DaemonSet](t, all).Spec.Template
 			if p.Spec.Containers[0].Image != "registry.example/dnsguard:v1" || p.Spec.ImagePullSecrets[0].Name != "pull" || p.Labels["team"] != "dns" || p.Annotations["example.com/a"] != "b" {
 				t.Errorf("%+v", p)
+			}
+		}},
+		"by digest": {values: `image: {repository: "registry.example:5000/dnsguard", digest: "` + digest + `"}`, test: func(t *testing.T, all objects) {
+			if c := the[*appsv1.DaemonSet](t, all).Spec.Template.Spec.Containers[0]; c.Image != "registry.example:5000/dnsguard@"+digest {
+				t.Errorf("%s", c.Image)
 			}
 		}},
 		"monitored": {values: `podMonitor: {enabled: true}`, test: func(t *testing.T, all objects) {
@@ -183,6 +200,9 @@ func TestChartRefuses(t *testing.T) {
 		"no memory":                {`resources: {requests: {memory: null}}`, "memory"},
 		"an argument that is none": {`extraArgs: [cleanup]`, "extraArgs"},
 		"pull policy":              {`image: {pullPolicy: Sometimes}`, "pullPolicy"},
+		"no digest":                {`image: {digest: "sha256:1"}`, "digest"},
+		"a digest for a name":      {`image: {repository: "r@` + digest + `"}`, "repository"},
+		"tag and digest":           {`image: {tag: v1, digest: "` + digest + `"}`, "image.tag and image.digest are both set"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := template(t, "kube-system", c.values)

@@ -59,6 +59,7 @@ func check(t *testing.T, all objects) {
 	checkRights(t, cfg, spec, c)
 	checkProbes(t, cfg, spec, c)
 	checkUpdate(t, cfg, ds)
+	checkMetrics(t, cfg, all, ds)
 	checkMemory(t, c)
 	checkRequests(t, cfg, all)
 }
@@ -219,10 +220,6 @@ func checkNode(t *testing.T, cfg *config.Config, ds *appsv1.DaemonSet, c corev1.
 	}
 	if name != "spec.nodeName" {
 		t.Errorf("NODE_NAME comes from %q", name)
-	}
-	annotations := ds.Spec.Template.Annotations
-	if port := strings.TrimPrefix(cfg.HTTP, ":"); port != "" && (annotations["prometheus.io/port"] != port || annotations["prometheus.io/scrape"] != "true") {
-		t.Errorf("metrics are on %s, annotations %v", port, annotations)
 	}
 }
 

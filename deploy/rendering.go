@@ -22,8 +22,13 @@ func Overlay(dir string) ([]byte, error) {
 	return m.AsYaml()
 }
 
-// Chart returns what helm install would apply of a chart, for values in YAML.
+// Chart returns what helm template prints of a chart, and helm install applies, for
+// values in YAML.
 func Chart(c *chart.Chart, namespace, values string) ([]byte, error) {
+	return renderWith(engine.Engine{}, c, namespace, values)
+}
+
+func renderWith(e engine.Engine, c *chart.Chart, namespace, values string) ([]byte, error) {
 	v, err := chartutil.ReadValues([]byte(values))
 	if err != nil {
 		return nil, err
@@ -32,7 +37,7 @@ func Chart(c *chart.Chart, namespace, values string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := engine.Engine{Strict: true}.Render(c, rendered)
+	files, err := e.Render(c, rendered)
 	if err != nil {
 		return nil, err
 	}
