@@ -35,10 +35,9 @@ func TestDrainOfClosedSocket(t *testing.T) {
 	if err := conn.WriteMsg(query("example.com.", dns.TypeA)); err != nil {
 		t.Fatal(err)
 	}
-	if err := u.raw.Read(u.recvFunc); err != nil {
+	if err := u.raw.Read(onlyOnce(u)); err != nil {
 		t.Fatal(err)
 	}
-	u.serve()
 	if err := ep.UDP[0].Close(); err != nil {
 		t.Fatal(err)
 	}

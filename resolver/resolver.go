@@ -262,6 +262,10 @@ func (r *Resolver) leave(ctx context.Context, services map[*Endpoint]*service, e
 		}
 	}
 	for ep := range services {
+		if errors.Is(err, errStuck) {
+			go func() { _ = ep.Close() }() // waits for whoever uses the descriptors
+			continue
+		}
 		_ = ep.Close()
 	}
 	r.forget(services)

@@ -56,12 +56,14 @@ type udpReader struct {
 
 	// The functions given to raw, made once so that a batch allocates
 	// nothing, with their arguments and results.
-	recvFunc func(fd uintptr) bool
-	sendFunc func(fd uintptr)
-	received int
-	wildcard bool
-	inet     bool // an IPv4 socket
-	errno    syscall.Errno
+	readFunc    func(fd uintptr) bool
+	receiveFunc func(fd uintptr)
+	sendFunc    func(fd uintptr)
+	received    int
+	refused     int // reads in a row that failed
+	wildcard    bool
+	inet        bool // an IPv4 socket
+	errno       syscall.Errno
 }
 
 // newUDPReader returns the reader of one of an address's sockets.
@@ -83,11 +85,7 @@ func newUDPReader(r *Resolver, conn *net.UDPConn, sockets int) (*udpReader, erro
 		batch.Control = controlLen
 	}
 	u.in = mmsg.NewBatch(batch)
-	u.recvFunc = func(fd uintptr) bool {
-		u.received, u.errno = u.in.Recv(fd, unix.MSG_DONTWAIT)
-		return u.errno != unix.EAGAIN
-	}
-	u.sendFunc = u.sendAll
+	u.readFunc, u.receiveFunc, u.sendFunc = u.read, u.receive, u.sendAll
 	u.heard.sketch = &u.clients
 	return u, nil
 }
@@ -114,11 +112,37 @@ const (
 	refusedWait = 20 * time.Millisecond
 )
 
+// read takes a batch in, and reports whether there is one to serve, or an error.
+//
+// A batch of one it serves itself: with that, the queue was empty, and at low rates it
+// still is. To find it so would be one system call of the five that a query costs there.
+// RawConn.Read goes on to wait in the poller, which reports what has come since this
+// call to Read began; a new call would forget it.
+func (u *udpReader) read(fd uintptr) bool {
+	u.receiveFunc(fd)
+	if u.errno == 0 && u.received == 1 {
+		u.serve()
+		return false
+	}
+	return u.errno != unix.EAGAIN
+}
+
+// receive takes a batch in, if there is one.
+func (u *udpReader) receive(fd uintptr) {
+	switch u.received, u.errno = u.in.Recv(fd, unix.MSG_DONTWAIT); u.errno {
+	case 0:
+		u.refused = 0
+	case unix.EAGAIN:
+	default:
+		u.refused++
+	}
+}
+
 // run serves the socket until it is closed or told to drain; then it reads the
 // queue empty.
 func (u *udpReader) run() {
-	for refused := 0; ; {
-		err := u.raw.Read(u.recvFunc)
+	for {
+		err := u.raw.Read(u.readFunc)
 		switch {
 		case err != nil && os.IsTimeout(err):
 			u.drain()
@@ -128,30 +152,34 @@ func (u *udpReader) run() {
 		case u.errno != 0:
 			// Errors of earlier answers (ICMP) come up here once and
 			// mean nothing for the socket.
-			if refused++; refused > maxRefused {
+			if u.refused > maxRefused {
 				time.Sleep(refusedWait)
 			}
-			continue
+		default:
+			u.serve()
 		}
-		refused = 0
-		u.serve()
 	}
 }
 
 // drain serves what is in the queue and returns when it is empty or not to be read,
 // or when the socket is closed.
 func (u *udpReader) drain() {
-	for refused := 0; refused <= maxRefused; {
-		if u.raw.Control(func(fd uintptr) { u.recvFunc(fd) }) != nil || u.errno == unix.EAGAIN {
+	u.refused = 0
+	for u.refused <= maxRefused {
+		if u.raw.Control(u.receiveFunc) != nil || u.errno == unix.EAGAIN {
 			return
 		}
-		if u.errno != 0 {
-			refused++
-			continue
+		if u.errno == 0 {
+			u.serve()
 		}
-		refused = 0
-		u.serve()
 	}
+}
+
+// abandon gives up the socket of a goroutine that stands still, and does not wait for
+// it: it may have the descriptor in use, which then stays open.
+func (u *udpReader) abandon() {
+	_ = leaveGroup(u.conn)
+	go func() { _ = u.conn.Close() }() // ends when nobody uses the descriptor
 }
 
 // stepLen is after how many hits of a batch the heartbeat tells that it gets on:

@@ -142,11 +142,20 @@ func idleReader(t testing.TB, r *Resolver) (*udpReader, *Endpoint) {
 	return u, ep
 }
 
+// onlyOnce returns a function for RawConn.Read that has the reader take in a batch of
+// one, and does not wait for another.
+func onlyOnce(u *udpReader) func(fd uintptr) bool {
+	return func(fd uintptr) bool {
+		return u.read(fd) || u.errno == 0
+	}
+}
+
 // hitLoop asks a cached name through a socket and lets the reader answer it
 // without its goroutine, so that one round is one call.
 type hitLoop struct {
 	t     testing.TB
 	u     *udpReader
+	read  func(fd uintptr) bool
 	fd    int
 	query []byte
 	buf   [2048]byte
@@ -157,7 +166,7 @@ func newHitLoop(t testing.TB) *hitLoop {
 	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 3600)})
 	u, ep := idleReader(t, r)
 	newClient(t, r, "10.0.0.1", UDP).lookup("www.example.com.")
-	h := &hitLoop{t: t, u: u}
+	h := &hitLoop{t: t, u: u, read: onlyOnce(u)}
 	var err error
 	if h.query, err = query("www.example.com.", dns.TypeA).Pack(); err != nil {
 		t.Fatal(err)
@@ -176,10 +185,9 @@ func (h *hitLoop) once() {
 	if _, err := unix.Write(h.fd, h.query); err != nil {
 		h.t.Fatal(err)
 	}
-	if err := h.u.raw.Read(h.u.recvFunc); err != nil {
+	if err := h.u.raw.Read(h.read); err != nil {
 		h.t.Fatal(err)
 	}
-	h.u.serve()
 	if n, err := unix.Read(h.fd, h.buf[:]); err != nil || n < 45 || h.buf[7] != 1 {
 		h.t.Fatalf("answer %x: %v", h.buf[:max(n, 0)], err)
 	}
@@ -403,12 +411,12 @@ func TestEveryReadRefused(t *testing.T) {
 	u, ep := idleReader(t, r)
 	const most = 1000
 	reads := 0
-	u.recvFunc = func(uintptr) bool {
+	u.receiveFunc = func(uintptr) {
 		if reads++; reads == most { // after 20 s, or at once
 			go func() { _ = ep.Close() }()
 		}
 		u.errno = unix.EACCES
-		return true
+		u.refused++
 	}
 	timer := time.AfterFunc(100*time.Millisecond, func() { _ = ep.UDP[0].SetReadDeadline(time.Unix(1, 0)) })
 	defer timer.Stop()

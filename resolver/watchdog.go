@@ -104,7 +104,7 @@ func (r *Resolver) CloseStuck(limit time.Duration) int {
 	for _, svc := range r.serving {
 		for _, u := range svc.readers {
 			if u.beat.stuck(now, limit, counts) && !u.stuck.Swap(true) {
-				_ = u.conn.Close()
+				u.abandon()
 				n++
 			}
 		}
