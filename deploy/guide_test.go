@@ -88,11 +88,7 @@ func TestGuide(t *testing.T) {
 		}
 	}
 	// Links within the page lead somewhere.
-	headings := map[string]bool{}
-	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(guide, -1) {
-		slug := strings.ReplaceAll(strings.ToLower(m[1]), " ", "-")
-		headings[regexp.MustCompile(`[^a-z0-9_-]`).ReplaceAllString(slug, "")] = true
-	}
+	headings := anchors(guide)
 	for _, m := range regexp.MustCompile(`\]\(#([^)]*)\)`).FindAllStringSubmatch(guide, -1) {
 		if !headings[m[1]] {
 			t.Errorf("a link to #%s, which is not there", m[1])
@@ -107,4 +103,14 @@ func TestGuide(t *testing.T) {
 			t.Errorf("the overlay %s is not in the table", o.Name())
 		}
 	}
+}
+
+// anchors returns what a link can lead to in a page, as GitHub makes them of headings.
+func anchors(page string) map[string]bool {
+	all := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(page, -1) {
+		slug := strings.ReplaceAll(strings.ToLower(m[1]), " ", "-")
+		all[regexp.MustCompile(`[^a-z0-9_-]`).ReplaceAllString(slug, "")] = true
+	}
+	return all
 }

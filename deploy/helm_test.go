@@ -176,6 +176,30 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
+// TestChartAlerts: the chart's are those of monitoring/, and lead to the page that its
+// values name.
+func TestChartAlerts(t *testing.T) {
+	ours, err := os.ReadFile(filepath.Join("monitoring", "prometheusrule.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for values, page := range map[string]string{
+		`prometheusRule: {enabled: true}`:                                                      runbooks,
+		`prometheusRule: {enabled: true, runbookURL: null}`:                                    runbooks,
+		`prometheusRule: {enabled: true, runbookURL: "https://wiki.example/dns?rev=$1&x=%20"}`: "https://wiki.example/dns?rev=$1&x=%20",
+	} {
+		want, err := decode([]byte(strings.ReplaceAll(string(ours), runbooks, page)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := renderChart(t, values)
+		check(t, all)
+		if diff := cmp.Diff(the[*unstructured.Unstructured](t, want), the[*unstructured.Unstructured](t, all)); diff != "" {
+			t.Errorf("%s (-monitoring/prometheusrule.yaml +chart)\n%s", values, diff)
+		}
+	}
+}
+
 // anyOrder compares lists of named things as the API server does, by name.
 func anyOrder() cmp.Option {
 	return cmp.Options{
@@ -204,6 +228,8 @@ func TestChartRefuses(t *testing.T) {
 		"pod network, guard":       {`{hostNetwork: false, config: {intercept: {mode: none}}}`, "hostNetwork: false"},
 		"an argument that is none": {`extraArgs: [cleanup]`, "extraArgs"},
 		"pull policy":              {`image: {pullPolicy: Sometimes}`, "pullPolicy"},
+		"a runbook within one":     {`prometheusRule: {runbookURL: "https://a.example/b#c"}`, "runbookURL"},
+		"a runbook in the tree":    {`prometheusRule: {runbookURL: docs/OPERATIONS.md}`, "runbookURL"},
 		"no digest":                {`image: {digest: "sha256:1"}`, "digest"},
 		"a digest for a name":      {`image: {repository: "r@` + digest + `"}`, "repository"},
 		"tag and digest":           {`image: {tag: v1, digest: "` + digest + `"}`, "image.tag and image.digest are both set"},

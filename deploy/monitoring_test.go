@@ -195,6 +195,9 @@ func rules(t *testing.T) []rulefmt.Rule {
 	return all
 }
 
+// runbooks is docs/OPERATIONS.md where people find it who have an alert and no source.
+const runbooks = "https://github.com/dnsguard/dnsguard/blob/main/docs/OPERATIONS.md"
+
 // TestRules: each alert looks at what there is, says what is the matter, and is
 // explained to operators under its name; and no other is.
 func TestRules(t *testing.T) {
@@ -203,6 +206,7 @@ func TestRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	headings := anchors(string(guide))
 	var names []string
 	for _, r := range rules(t) {
 		names = append(names, r.Alert)
@@ -210,8 +214,12 @@ func TestRules(t *testing.T) {
 		if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) {
 			t.Errorf("%s: severity %q", r.Alert, r.Labels["severity"])
 		}
-		if want := "docs/OPERATIONS.md#" + strings.ToLower(r.Alert); r.Annotations["runbook"] != want || r.Annotations["summary"] == "" {
+		anchor := strings.ToLower(r.Alert)
+		if want := runbooks + "#" + anchor; r.Annotations["runbook_url"] != want || len(r.Annotations) != 2 || r.Annotations["summary"] == "" {
 			t.Errorf("%s: %v", r.Alert, r.Annotations)
+		}
+		if !headings[anchor] {
+			t.Errorf("docs/OPERATIONS.md has no heading #%s", anchor)
 		}
 	}
 	var explained []string
@@ -223,7 +231,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestPrometheusRule: the operator's object has the same groups.
+// TestPrometheusRule: the operator's object has the same groups, and the chart a copy of
+// them.
 func TestPrometheusRule(t *testing.T) {
 	const head = `# Made of rules.yaml by the tests: go test . -update
 apiVersion: monitoring.coreos.com/v1
@@ -238,6 +247,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
+	made(t, filepath.Join(chartDir, "rules.yaml"), string(plain))
 	var out strings.Builder
 	out.WriteString(head)
 	for line := range strings.Lines(string(plain)) {
@@ -245,19 +255,10 @@ spec:
 			out.WriteString(strings.TrimRight("  "+line, " "))
 		}
 	}
-	file := filepath.Join("monitoring", "prometheusrule.yaml")
-	if *update {
-		if err := os.WriteFile(file, []byte(out.String()), 0o644); err != nil { //nolint:gosec // a manifest
-			t.Fatal(err)
-		}
-	}
-	data, err := os.ReadFile(file)
-	if err != nil || string(data) != out.String() {
-		t.Errorf("%s is not made of rules.yaml (%v); go test . -update", file, err)
-	}
+	made(t, filepath.Join("monitoring", "prometheusrule.yaml"), out.String())
 	var a struct{ Spec any }
 	var b any
-	if err := yaml.Unmarshal(data, &a); err != nil {
+	if err := yaml.Unmarshal([]byte(out.String()), &a); err != nil {
 		t.Fatal(err)
 	}
 	if err := yaml.Unmarshal(plain, &b); err != nil {

@@ -1,6 +1,6 @@
 // Command render writes into a directory what kubectl apply -k would apply of each
-// overlay, NAME.yaml, and what helm install would of the chart with a PodMonitor,
-// chart.yaml: for the end-to-end tests, without kubectl and Helm. It runs in deploy:
+// overlay, NAME.yaml, and what helm install would of the chart with its
+// monitoring, chart.yaml: for the end-to-end tests, without kubectl and Helm. It runs in deploy:
 //
 //	go run -C deploy ./render /tmp/rendered
 package main
@@ -44,7 +44,7 @@ func write(to string) error {
 	if err != nil {
 		return err
 	}
-	data, err := deploy.Chart(chart, "kube-system", "podMonitor: {enabled: true}")
+	data, err := deploy.Chart(chart, "kube-system", "{podMonitor: {enabled: true}, prometheusRule: {enabled: true}}")
 	if err != nil {
 		return fmt.Errorf("chart: %w", err)
 	}
