@@ -231,8 +231,8 @@ func (w *world) wrongNode(daemons *kubelab.Daemons, _ []byte) {
 }
 
 // noService deletes kube-dns. A pod that runs goes on with what it knows, and says
-// what is missing; one that starts has no address to ask, says so and ends, again and
-// again as kubelet starts it, until the Service is back, with the address that it had.
+// what is missing; one that starts has no address to ask, says so and waits, until the
+// Service is back, with the address that it had.
 func (w *world) noService(daemons *kubelab.Daemons, _ []byte) {
 	t := w.t
 	runs := daemons.Guards()[1] // on the second node
@@ -251,21 +251,20 @@ func (w *world) noService(daemons *kubelab.Daemons, _ []byte) {
 	if _, err := w.ask(runs.Node.Namespace, "udp", kubelab.DNS4, apiName, 1); err != nil {
 		t.Errorf("a known name, without the Service: %v", err)
 	}
-	w.replacePod(daemons)
-	const reason = "the address of the Service kube-system/kube-dns is not known"
-	w.await("a container that says "+reason, func(context.Context) error {
-		crashes := daemons.TakeCrashes()
-		if !slices.ContainsFunc(crashes, func(said string) bool { return strings.Contains(said, reason) }) {
-			return fmt.Errorf("said: %q", crashes)
-		}
-		return nil
-	})
+	g := w.replacePod(daemons)
+	waits := w.says(g, "upstream: waiting: the address of the Service kube-system/kube-dns is not known: the cluster has no such Service")
+	if page, err := g.Page(w.soon(), "/healthz"); err != nil || page != "ok\n" {
+		t.Errorf("/healthz of the one that waits says %q, %v", page, err)
+	}
 	w.must(restore())
 	w.awaitServing(w.dns...)
+	w.must(g.AwaitReady(w.soon()))
 	w.awaitDaemons(daemons)
-	daemons.TakeCrashes() // those before the Service was back
+	if crashes := daemons.TakeCrashes(); len(crashes) > 0 {
+		t.Errorf("ended without the Service: %q", crashes)
+	}
 	w.answered("with the Service back")
-	t.Logf("without kube-dns: a pod that runs answers what it knows and says %q; one that starts ends with %q, and is ready when the Service is back", missing, reason)
+	t.Logf("without kube-dns: a pod that runs answers what it knows and says %q; one that starts says %q, and is ready when the Service is back", missing, waits)
 }
 
 // awaitDaemons waits until a pod is ready on each node.

@@ -158,30 +158,34 @@ func kick(c chan struct{}) {
 	}
 }
 
-// firstState is how long a start waits for the cluster to tell the address of
-// its DNS Service, where nothing else does.
+// firstState is how long a command waits for the cluster to tell the address of
+// its DNS Service, where nothing else does. The daemon goes on.
 const firstState = 5 * time.Second
 
-// awaitService waits until the address of the cluster's DNS Service is known,
-// if it is needed.
-func (d *daemon) awaitService(ctx context.Context, cfg *config.Config) {
-	if !usesService(cfg) || d.watcher() == nil {
-		return
+// awaitService waits until the address of the cluster's DNS Service is known, if it
+// is needed, and asks it from then on.
+func (d *daemon) awaitService(ctx context.Context) error {
+	if d.upstream() != nil {
+		return nil
 	}
-	timeout := time.NewTimer(firstState)
-	defer timeout.Stop()
+	first, cancel := context.WithTimeout(ctx, firstState)
+	defer cancel()
 	for len(d.clusterIPs()) == 0 {
-		if s := d.cluster.Load(); s != nil && s.DNS != nil {
-			return // there is no such Service
+		if s := d.cluster.Load(); first.Err() != nil || s != nil && s.DNS != nil {
+			return d.serviceUnknown(d.config())
 		}
 		select {
 		case <-d.clusterChanged:
-		case <-timeout.C:
-			return
-		case <-ctx.Done():
-			return
+		case <-first.Done():
 		}
 	}
+	return d.followService(ctx)
+}
+
+// awaitsService reports whether the addresses of the cluster's DNS Service are
+// needed, to ask or to take them, and not known.
+func (d *daemon) awaitsService() bool {
+	return len(d.clusterIPs()) == 0 && (d.upstream() == nil || d.config().Intercept.Mode == config.InterceptClusterIP)
 }
 
 // clusterIPs returns the addresses of the cluster's DNS Service, at most one of

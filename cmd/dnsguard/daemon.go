@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -38,7 +39,7 @@ type daemon struct {
 	resolver   *resolver.Resolver
 	relisten   chan struct{} // capacity 1: the endpoints changed
 	heard      chan struct{} // closed when an upstream has answered
-	reloaded   chan struct{} // capacity 1: a configuration has been taken over
+	reloaded   chan struct{} // capacity 1: other upstreams may be in use
 	leave      func()        // ends the process in order
 
 	configWaits atomic.Bool // the latest configuration needs a restart
@@ -61,7 +62,7 @@ type daemon struct {
 
 	mu        sync.Mutex
 	cfg       *config.Config
-	forwarder *upstream.Forwarder
+	forwarder *upstream.Forwarder   // nil: the addresses of the DNS Service are waited for
 	service   []netip.Addr          // of the cluster's DNS Service, as forwarder has them
 	leaving   []*upstream.Forwarder // replaced by reloads, but flights are still out
 	retired   upstream.Stats        // of those that are closed
@@ -117,19 +118,18 @@ func (d *daemon) makeParts(ctx context.Context, cfg *config.Config) error {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
 	d.follow(ctx, watcher)
-	d.awaitService(ctx, cfg)
 	forwarder, service, err := d.newForwarder(cfg)
-	if err != nil {
+	if err != nil && !isServiceUnknown(err) {
 		return err
 	}
 	d.mu.Lock() // the cluster is followed already
 	d.forwarder, d.service = forwarder, service
 	d.mu.Unlock()
-	if d.resolver, err = resolver.New(resolver.Config{Cache: d.cache, Forwarder: d.forwarder, Settings: settings}); err != nil {
+	if d.resolver, err = resolver.New(resolver.Config{Cache: d.cache, Forwarder: asked(forwarder), Settings: settings}); err != nil {
 		return err
 	}
 	if cfg.Intercept.Mode == config.InterceptNone {
-		d.endpoints, err = d.openEndpoints(ctx, cfg, cfg.Listen)
+		d.endpoints, err = d.openEndpoints(ctx, cfg, cfg.Listen, forwarder != nil)
 	}
 	return err
 }
@@ -145,45 +145,10 @@ func (d *daemon) undo() error {
 	return errors.Join(errs...)
 }
 
-// serviceInUse returns the addresses that the forwarder asks as the cluster's
-// DNS Service.
-func (d *daemon) serviceInUse() []netip.Addr {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.service
-}
-
-// newForwarder makes the forwarder of a configuration, and has its news logged.
-// It returns the addresses that it asks as the cluster's DNS Service.
-func (d *daemon) newForwarder(cfg *config.Config) (*upstream.Forwarder, []netip.Addr, error) {
-	service := d.clusterIPs()
-	u, err := upstreamConfig(cfg, service)
-	if err != nil {
-		return nil, nil, fmt.Errorf("upstreams: %w", err)
-	}
-	u.OnServers = func(file string, servers []netip.AddrPort, err error) {
-		if err != nil {
-			d.log.Warn("nameservers not read, the old ones stay in use", "file", file, "error", err)
-			return
-		}
-		d.log.Info("nameservers read", "file", file, "servers", servers)
-	}
-	u.OnHealth = func(h upstream.Health) {
-		if h.Up {
-			d.log.Info("upstream answers again", "server", h.Server, "transport", h.Transport.String())
-			return
-		}
-		d.log.Warn("upstream does not answer, asked only now and then", "server", h.Server, "transport", h.Transport.String())
-	}
-	f, err := upstream.New(u)
-	if err != nil {
-		return nil, nil, fmt.Errorf("upstreams: %w", err)
-	}
-	return f, service, nil
-}
-
-// openEndpoints opens sockets on all addresses, or none.
-func (d *daemon) openEndpoints(ctx context.Context, cfg *config.Config, addrs []netip.AddrPort) (map[netip.AddrPort]*resolver.Endpoint, error) {
+// openEndpoints opens sockets on all addresses, or none. If they are not to stay
+// open, they only could be: a client is better off with nobody there, and a port
+// that tells it so, than with one who knows nobody to ask.
+func (d *daemon) openEndpoints(ctx context.Context, cfg *config.Config, addrs []netip.AddrPort, stay bool) (map[netip.AddrPort]*resolver.Endpoint, error) {
 	open := map[netip.AddrPort]*resolver.Endpoint{}
 	var errs []error
 	for _, addr := range addrs {
@@ -197,6 +162,10 @@ func (d *daemon) openEndpoints(ctx context.Context, cfg *config.Config, addrs []
 	if len(errs) > 0 {
 		closeAll(open)
 		return nil, errors.Join(errs...)
+	}
+	if !stay {
+		closeAll(open)
+		clear(open)
 	}
 	return open, nil
 }
@@ -256,11 +225,11 @@ func (d *daemon) setInterceptor(i *iptables.Interceptor) {
 	d.icp = i
 }
 
-// upstream returns the forwarder in use.
-func (d *daemon) upstream() *upstream.Forwarder {
+// opened returns the addresses that are open, as they are configured.
+func (d *daemon) opened() []netip.AddrPort {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.forwarder
+	return slices.Collect(maps.Keys(d.endpoints))
 }
 
 // config returns the configuration in use.
@@ -327,28 +296,35 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 	if err != nil {
 		return err
 	}
+	before := d.upstream()
 	forwarder, service, err := d.newForwarder(cfg)
-	if err != nil {
+	if err != nil && (before != nil || !isServiceUnknown(err)) {
 		return err
+	}
+	closeNew := func() error {
+		if forwarder == nil {
+			return nil
+		}
+		return forwarder.Close()
 	}
 	guard, err := d.newGuardChange(old, cfg, settings.Search.Policy)
 	if err != nil {
-		return errors.Join(err, forwarder.Close(), guard.next.close())
+		return errors.Join(err, closeNew(), guard.next.close())
 	}
 	var added, removed []netip.AddrPort
 	if cfg.Intercept.Mode == config.InterceptNone { // else interception opens them
-		added, removed = diff(old.Listen, cfg.Listen)
+		added, removed = diff(d.opened(), cfg.Listen)
 	}
-	opened, err := d.openEndpoints(ctx, cfg, added)
+	opened, err := d.openEndpoints(ctx, cfg, added, forwarder != nil)
 	if err != nil {
-		return errors.Join(err, forwarder.Close(), guard.next.close())
+		return errors.Join(err, closeNew(), guard.next.close())
 	}
 	if err = d.cache.Reconfigure(cacheConfig(cfg)); err == nil {
-		err = d.resolver.Reconfigure(forwarder, settings)
+		err = d.resolver.Reconfigure(asked(forwarder), settings)
 	}
 	if err != nil {
 		closeAll(opened)
-		return errors.Join(err, forwarder.Close(), guard.next.close())
+		return errors.Join(err, closeNew(), guard.next.close())
 	}
 	d.level.Set(cfg.Log.Level)
 	if w := d.watcher(); w != nil {
@@ -356,8 +332,10 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 	}
 
 	d.mu.Lock()
-	before := d.forwarder
-	d.cfg, d.forwarder, d.service, d.leaving = cfg, forwarder, service, append(d.leaving, before)
+	d.cfg, d.forwarder, d.service = cfg, forwarder, service
+	if before != nil {
+		d.leaving = append(d.leaving, before)
+	}
 	var leaving []*resolver.Endpoint
 	for _, addr := range removed {
 		leaving = append(leaving, d.endpoints[addr])
@@ -366,15 +344,15 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 	}
 	for addr, ep := range opened {
 		d.endpoints[addr] = ep
+		if before == nil {
+			d.conditions.notReady("listen "+addr.String(), "not probed yet")
+		}
 		err = errors.Join(err, d.resolver.Serve(ep))
 		d.log.Info("serving", "address", ep.Addr.String(), "readers", len(ep.UDP))
 	}
 	d.mu.Unlock()
 	d.changeGuard(ctx, guard)
-	select {
-	case d.relisten <- struct{}{}:
-	default:
-	}
+	kick(d.relisten)
 	// Flights under way end with the forwarder that they began with.
 	d.background.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
@@ -386,36 +364,15 @@ func (d *daemon) apply(ctx context.Context, cfg *config.Config) error {
 				d.log.Info("no longer serving", "address", ep.Addr.String())
 			}
 		}
+		if before == nil {
+			return
+		}
 		t := time.NewTimer(old.Timeouts.Total + time.Second)
 		defer t.Stop()
 		<-t.C
 		d.retire(before)
 	})
 	return err
-}
-
-// followService has the forwarder ask the addresses that the cluster's DNS
-// Service has now.
-func (d *daemon) followService(ctx context.Context) {
-	cfg := d.config()
-	if !usesService(cfg) || slices.Equal(d.clusterIPs(), d.serviceInUse()) {
-		return
-	}
-	d.log.Info("the DNS Service has other addresses", "addresses", d.clusterIPs())
-	if err := d.apply(ctx, cfg); err != nil {
-		d.log.Error("the DNS Service's old addresses stay in use", "error", err)
-	}
-}
-
-// retire closes a forwarder and keeps its counts.
-func (d *daemon) retire(f *upstream.Forwarder) {
-	if err := f.Close(); err != nil {
-		d.log.Warn("closing an old forwarder", "error", err)
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.leaving = slices.DeleteFunc(d.leaving, func(l *upstream.Forwarder) bool { return l == f })
-	d.retired = addUpstream(d.retired, f.Stats())
 }
 
 // diff returns what is only in the new list, and only in the old.

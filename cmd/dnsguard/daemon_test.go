@@ -487,7 +487,6 @@ func TestStartErrors(t *testing.T) {
 		"forwards to itself":   {[]string{"--listen=127.0.0.1:5399", "--upstreams=[{zones: [.], servers: ['127.0.0.1:5399']}]"}, []string{"127.0.0.1:5399"}},
 		"unspecified, to self": {[]string{"--listen=0.0.0.0:5399", "--upstreams=[{zones: [.], servers: ['127.0.0.1:5399']}]"}, []string{"127.0.0.1:5399", "loop"}},
 		"no service account":   {[]string{"--listen=" + free(), "--kubernetes.source=api", "--guard.enabled=false"}, []string{"kubernetes", "service account"}},
-		"service without one":  {[]string{"--listen=" + free(), "--guard.enabled=false", "--kubernetes.source=file", "--kubernetes.file=" + writeFile(t, "objects.yaml", ""), "--upstreams=[{zones: [.], servers: [service]}]"}, []string{"KUBE_DNS_SERVICE_HOST"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -107,7 +107,9 @@ func explain(ctx context.Context, cfg *config.Config, name, qtype string, client
 	if err != nil {
 		return nil, "", err
 	}
-	x, err = d.resolver.Explain(ctx, name, qtype, client, namespace)
+	if err = d.awaitService(ctx); err == nil {
+		x, err = d.resolver.Explain(ctx, name, qtype, client, namespace)
+	}
 	return x, "this command (no daemon is running)", errors.Join(err, d.close())
 }
 
@@ -117,6 +119,11 @@ func (d *daemon) explainHTTP(w http.ResponseWriter, r *http.Request) {
 	client, err := parseClient(q.Get("client"), q.Get("namespace"))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if d.upstream() == nil {
+		// A failure to ask would be remembered.
+		http.Error(w, "nobody can be asked yet: "+d.serviceUnknown(d.config()).Error(), http.StatusServiceUnavailable)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), explainTimeout)

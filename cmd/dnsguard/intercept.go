@@ -134,7 +134,7 @@ func (i *interception) keep(ctx context.Context, started func(error)) {
 		if cluster != nil {
 			i.d.conditions.notReady(clusterApplied, "")
 		}
-		if started != nil {
+		if early := (*earlyError)(nil); started != nil && !errors.As(err, &early) {
 			started(err)
 			started = nil
 		}
@@ -159,10 +159,11 @@ func (i *interception) tell(ctx context.Context, err error) {
 		i.d.conditions.notReady("intercept", "")
 	case ctx.Err() != nil:
 	case errors.As(err, &early): // the way of every start without the variable of the Service
-		if i.awaits != early.what {
-			i.awaits = early.what
+		// The upstreams wait for the same, if they do.
+		if i.awaits != early.what && (i.d.upstream() != nil || !usesService(i.d.config())) {
 			i.d.log.Info("waiting", "reason", err.Error())
 		}
+		i.awaits = early.what
 		i.d.conditions.notReady("intercept", "waiting: "+err.Error())
 	default:
 		i.d.log.Error("interception", "error", err)
@@ -174,7 +175,10 @@ func (i *interception) tell(ctx context.Context, err error) {
 // and closes the sockets of addresses that are not wanted any more.
 func (i *interception) apply(ctx context.Context) error {
 	c := i.wanted()
-	if i.cfg.Intercept.Mode == config.InterceptClusterIP && len(c.ClusterIPs) == 0 {
+	if len(c.ClusterIPs) == 0 && i.needsClusterIPs() {
+		if err := i.checkEarly(c); err != nil {
+			return err
+		}
 		return &earlyError{fmt.Sprintf("the ClusterIP of the Service %v", i.cfg.Kubernetes.DNSService)}
 	}
 	if i.icp != nil && targetsEqual(c.Targets, i.targets) {
@@ -205,6 +209,31 @@ func (i *interception) apply(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// needsClusterIPs reports whether nothing is to be taken before the ClusterIPs are
+// known: they are what is to be taken, or there is nobody else to ask.
+func (i *interception) needsClusterIPs() bool {
+	return i.cfg.Intercept.Mode == config.InterceptClusterIP || i.icp == nil && i.d.upstream() == nil
+}
+
+// checkEarly finds what is wrong whatever the ClusterIPs will be.
+func (i *interception) checkEarly(c iptables.Config) error {
+	if len(c.Addresses) == 0 {
+		return nil
+	}
+	if _, err := iptables.New(c); err != nil {
+		return err
+	}
+	var ips []netip.Addr
+	for _, a := range c.Addresses {
+		ips = append(ips, a.Addr())
+	}
+	err := iptables.CheckAddresses(ips)
+	if held := (*iptables.AddressError)(nil); errors.As(err, &held) && held.NodeLocal() {
+		return nil
+	}
+	return err
 }
 
 func targetsEqual(a, b iptables.Targets) bool {

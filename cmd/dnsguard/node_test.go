@@ -67,6 +67,8 @@ type node struct {
 	dir     string // of the files: short, since a socket's path must be
 	exe     string // the program; empty: this test binary
 	cluster cluster
+
+	noVariable bool // as of pods that were started before the DNS Service
 }
 
 // newNode makes one. All DNS pods serve.
@@ -172,7 +174,10 @@ func (n *node) program(out *lines, args ...string) *lab.Process {
 			n.t.Fatal(err)
 		}
 	}
-	env := append(os.Environ(), roleEnv+"=1", "KUBE_DNS_SERVICE_HOST="+clusterIP4.Addr().String())
+	env := append(os.Environ(), roleEnv+"=1")
+	if !n.noVariable {
+		env = append(env, "KUBE_DNS_SERVICE_HOST="+clusterIP4.Addr().String())
+	}
 	p, err := n.Node.Start(lab.Command{Path: exe, Args: args, Env: env, Stdout: out, Stderr: out})
 	if err != nil {
 		n.t.Fatal(err)

@@ -122,8 +122,10 @@ const upstreamHeard = "upstream"
 
 // awaitUpstream asks the upstreams until one has answered: before, queries are
 // better off elsewhere. Any answer will do, an error too. The cluster's DNS shows
-// with it whether it has the cluster's domain.
+// with it whether it has the cluster's domain. While nobody can be asked since the
+// addresses of the DNS Service are not known, it says so.
 func (d *daemon) awaitUpstream(ctx context.Context) {
+	logged := ""
 	for {
 		settled, err := d.askFirst(ctx)
 		if err == nil {
@@ -135,9 +137,18 @@ func (d *daemon) awaitUpstream(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		d.conditions.notReady(upstreamHeard, "none has answered yet: "+err.Error()+d.nodeLocalHint())
+		if isServiceUnknown(err) {
+			d.conditions.notReady(upstreamHeard, "waiting: "+err.Error())
+			if logged != err.Error() {
+				logged = err.Error()
+				d.log.Info("waiting", "reason", logged)
+			}
+		} else {
+			d.conditions.notReady(upstreamHeard, "none has answered yet: "+err.Error()+d.nodeLocalHint())
+		}
 		select {
 		case <-time.After(firstAnswerRetry):
+		case <-d.reloaded:
 		case <-ctx.Done():
 			return
 		}
@@ -155,7 +166,11 @@ func (d *daemon) askFirst(ctx context.Context) (settled bool, err error) {
 			q.Name, q.Type, domain = zone, dnswire.TypeSOA, cfg.ClusterDomain
 		}
 	}
-	ans, err := d.upstream().Exchange(ctx, q)
+	forwarder := d.upstream()
+	if forwarder == nil {
+		return false, d.serviceUnknown(d.config())
+	}
+	ans, err := forwarder.Exchange(ctx, q)
 	if err != nil {
 		return false, err
 	}

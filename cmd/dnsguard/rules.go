@@ -117,7 +117,7 @@ func clusterIPsOf(ctx context.Context, cfg *config.Config) ([]netip.Addr, error)
 	if ips := d.clusterIPs(); len(ips) > 0 {
 		return ips, nil
 	}
-	return nil, errNoService(cfg)
+	return nil, d.serviceUnknown(cfg)
 }
 
 // leavePage is where the control socket takes the order to leave.

@@ -112,7 +112,9 @@ func (d *daemon) live(ctx context.Context, path string, load func() (*config.Con
 		case <-hup:
 			d.reload(working, load)
 		case <-d.serviceChanged:
-			d.followService(working)
+			if err = d.followService(working); err != nil {
+				leaving = true
+			}
 		case err = <-failed:
 			leaving = true
 		case <-ctx.Done():

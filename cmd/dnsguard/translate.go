@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/dnsguard/dnsguard/internal/config"
+	"github.com/dnsguard/dnsguard/internal/kube"
 	"github.com/dnsguard/dnsguard/iptables"
 	"github.com/dnsguard/dnsguard/resolver"
 	"github.com/dnsguard/dnsguard/resolver/cache"
@@ -102,8 +104,9 @@ func usesService(cfg *config.Config) bool {
 }
 
 // upstreamConfig returns the forwarder's configuration; service are the
-// addresses of the cluster's DNS Service, as far as they are known.
-func upstreamConfig(cfg *config.Config, service []netip.Addr) (upstream.Config, error) {
+// addresses of the cluster's DNS Service, as far as they are known. What has no other
+// servers is left out.
+func upstreamConfig(cfg *config.Config, service []netip.Addr) upstream.Config {
 	u := upstream.Config{
 		Timeouts: upstream.Timeouts{Hedge: cfg.Timeouts.Hedge, Retry: cfg.Timeouts.Retry, Total: cfg.Timeouts.Total},
 		Budget:   upstream.Budget{Hedge: cfg.Budget.Hedge, Retry: cfg.Budget.Retry},
@@ -125,16 +128,15 @@ func upstreamConfig(cfg *config.Config, service []netip.Addr) (upstream.Config, 
 				r.Servers = append(r.Servers, upstream.Server{Addr: s.Addr, File: s.File})
 				continue
 			}
-			if len(service) == 0 {
-				return u, errNoService(cfg)
-			}
 			for _, addr := range service {
 				r.Servers = append(r.Servers, upstream.Server{Addr: netip.AddrPortFrom(addr, dnsPort)})
 			}
 		}
-		u.Routes = append(u.Routes, r)
+		if len(r.Servers) > 0 {
+			u.Routes = append(u.Routes, r)
+		}
 	}
-	return u, nil
+	return u
 }
 
 // dnsPort is the port of the cluster's DNS Service, as kubelet assumes it.
@@ -156,10 +158,39 @@ func serviceFromEnvironment(name config.ServiceName) []netip.Addr {
 	return []netip.Addr{addr}
 }
 
-// errNoService says what to do where the Service's address is needed.
-func errNoService(cfg *config.Config) error {
-	name := cfg.Kubernetes.DNSService
-	return fmt.Errorf("the address of the Service %v is not known: the cluster has not told it, and the environment has no %s; run in its namespace, or name the servers' addresses", name, serviceVariable(name))
+// serviceUnknownError tells that the addresses of the cluster's DNS Service are
+// needed and not known, why, and what to do.
+type serviceUnknownError struct {
+	name     config.ServiceName
+	why, fix string
+}
+
+// Error returns all of it.
+func (e *serviceUnknownError) Error() string {
+	return fmt.Sprintf("the address of the Service %v is not known: %s; %s", e.name, e.why, e.fix)
+}
+
+func isServiceUnknown(err error) bool {
+	var unknown *serviceUnknownError
+	return errors.As(err, &unknown)
+}
+
+// serviceUnknown says what is wrong where the Service's address is needed.
+func (d *daemon) serviceUnknown(cfg *config.Config) error {
+	e := &serviceUnknownError{name: cfg.Kubernetes.DNSService}
+	s := d.cluster.Load()
+	switch {
+	case s == nil || s.DNS == nil:
+		e.why = "the cluster has not told it, and the environment has no " + serviceVariable(e.name)
+		e.fix = "run in its namespace, or name the servers' addresses"
+	case slices.Contains(s.Missing, kube.Name(e.name)):
+		e.why = "the cluster has no such Service"
+		e.fix = "create it, name another in kubernetes.dnsService, or name the servers' addresses"
+	default:
+		e.why = "it has no ClusterIP (headless, or an ExternalName)"
+		e.fix = "name another in kubernetes.dnsService, or name the servers' addresses"
+	}
+	return e
 }
 
 // isSelf returns what tells our own addresses from others': forwarding to them

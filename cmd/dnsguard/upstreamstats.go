@@ -19,6 +19,9 @@ func (d *daemon) upstreamStats() upstream.Stats {
 	for _, l := range leaving {
 		s = addUpstream(s, l.Stats())
 	}
+	if f == nil {
+		return s
+	}
 	return addUpstream(f.Stats(), s)
 }
 
