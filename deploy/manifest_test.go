@@ -340,6 +340,15 @@ func checkProbes(t *testing.T, cfg *config.Config, spec corev1.PodSpec, c corev1
 		if ready := slices.Contains(args, "--ready"); ready != (p == c.ReadinessProbe) {
 			t.Errorf("probe %q", args)
 		}
+		// On the pod network it is readiness that leads queries to a pod; with interception
+		// it decides about roll-outs, and one late answer must not end a pod that works.
+		failures := int32(3)
+		if p == c.ReadinessProbe && !spec.HostNetwork {
+			failures = 1
+		}
+		if p.FailureThreshold != failures {
+			t.Errorf("probe %q fails after %d, want %d", args, p.FailureThreshold, failures)
+		}
 		for _, a := range args {
 			if text, ok := strings.CutPrefix(a, "--timeout="); ok {
 				if d, err := time.ParseDuration(text); err != nil || d >= time.Duration(p.TimeoutSeconds)*time.Second {
