@@ -7,8 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"helm.sh/helm/v3/pkg/strvals"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"sigs.k8s.io/yaml"
 
@@ -51,6 +53,46 @@ func TestGuide(t *testing.T) {
 	}
 	if policies == 0 || patches == 0 {
 		t.Errorf("%d policies, %d patches", policies, patches)
+	}
+
+	// A Service in another namespace: every object and every reference is there, as the
+	// chart has it.
+	elsewhere := regexp.MustCompile("(?s)```yaml\n([^`]*namespace: (openshift-dns)\n[^`]*)```").FindStringSubmatch(guide)
+	if elsewhere == nil {
+		t.Fatal("no kustomization for another namespace")
+	}
+	dir := t.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "base"), os.DirFS("base")); err != nil {
+		t.Fatal(err)
+	}
+	yours := filepath.Join(dir, "overlays", "yours")
+	if err := os.MkdirAll(yours, 0o755); err != nil { //nolint:gosec // a test's
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(yours, "kustomization.yaml"), []byte(elsewhere[1]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all := render(t, yours)
+	check(t, all)
+	for _, o := range all {
+		if ns := o.GetNamespace(); ns != "" && ns != elsewhere[2] {
+			t.Errorf("%T %s is in %s", o, o.GetName(), ns)
+		}
+	}
+	text, err := template(t, elsewhere[2], "config: {kubernetes: {dnsService: openshift-dns/dns-default}}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	chart, err := decode([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := configOf(t, chart).Hash(), configOf(t, all).Hash(); a != b {
+		t.Errorf("the chart's configuration is another:\n%s\n%s", the[*corev1.ConfigMap](t, chart).Data, the[*corev1.ConfigMap](t, all).Data)
+	}
+	the[*corev1.ConfigMap](t, chart).Data = the[*corev1.ConfigMap](t, all).Data
+	if diff := cmp.Diff(all, chart, anyOrder()); diff != "" {
+		t.Errorf("(-kustomization +chart)\n%s", diff)
 	}
 
 	// What Helm is told to set gives objects that hold together.

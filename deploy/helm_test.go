@@ -109,6 +109,7 @@ func TestChartValues(t *testing.T) {
 		"link-local":   {values: `config: {listen: [169.254.20.10], intercept: {mode: link-local}}`, same: "link-local"},
 		"ipvs":         {values: `config: {listen: [169.254.20.10], intercept: {mode: link-local}, guard: {enabled: false}}`, same: "ipvs"},
 		"nodelocaldns": {values: `config: {listen: [169.254.20.10]}`, same: "nodelocaldns"},
+		"rke2":         {values: `config: {kubernetes: {dnsService: kube-system/rke2-coredns-rke2-coredns}}`, same: "rke2"},
 		"istio": {values: `{
 			config: {limits: {inFlight: 10000, inFlightPerClient: 2000}, guard: {evidence: true}},
 			resources: {requests: {memory: 205Mi}, limits: {memory: 256Mi}}}`, same: "istio"},

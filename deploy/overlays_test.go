@@ -3,6 +3,7 @@ package deploy
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -86,6 +87,12 @@ func TestOverlays(t *testing.T) {
 		"nodelocaldns": func(t *testing.T, cfg *config.Config, _ objects) {
 			if cfg.Intercept.Mode != config.InterceptClusterIP || len(cfg.Listen) != 1 || cfg.Listen[0].String() != "169.254.20.10:53" {
 				t.Errorf("%+v, %v", cfg.Intercept, cfg.Listen)
+			}
+		},
+		"rke2": func(t *testing.T, cfg *config.Config, _ objects) {
+			want := config.ServiceName{Namespace: "kube-system", Name: "rke2-coredns-rke2-coredns"}
+			if cfg.Kubernetes.DNSService != want || !slices.Equal(cfg.Guard.Services, []config.ServiceName{want}) || cfg.Intercept.Mode != config.InterceptClusterIP {
+				t.Errorf("%+v, %+v, %+v", cfg.Kubernetes, cfg.Guard, cfg.Intercept)
 			}
 		},
 		"remove": func(t *testing.T, cfg *config.Config, all objects) {
