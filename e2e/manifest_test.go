@@ -210,24 +210,36 @@ func (w *world) mistake(daemons *kubelab.Daemons, _ []byte) {
 	t.Logf("rolled in spite of it: the controller deletes the old pods, which end after %v; kube-proxy's path answers; ready by themselves when the mistake is mended", gone.Round(100*time.Millisecond))
 }
 
-// wrongNode names another node: the running pod asks for a restart, its successor is
-// ready, answers, and says that the name is wrong.
+// wrongNode gives the pods another node's name, of one that is not there and of one
+// that is: the running pod asks for a restart, its successor is ready, answers, and says
+// that the name is wrong.
 func (w *world) wrongNode(daemons *kubelab.Daemons, _ []byte) {
 	good, write := w.configuration(daemons)
-	write(strings.Replace(good, "source: api", "source: api\n  nodeName: nobody", 1))
-	refused := w.says(daemons.Guards()[0], "only with a restart: kubernetes")
-	g := w.replacePod(daemons)
-	warning := w.says(g, `no pod is on node "nobody"`)
-	w.must(g.AwaitReady(w.soon()))
-	w.answered("with another node's name")
+	const restart = "only with a restart: kubernetes"
+	var refused string
+	var warnings []string
+	for _, c := range []struct{ name, warning string }{
+		{"nobody", `no pod is on node "nobody"`},
+		{w.nodes[1].Name, fmt.Sprintf("no pod on node %q (kubernetes.nodeName, $NODE_NAME) has an address of this machine", w.nodes[1].Name)},
+	} {
+		write(strings.Replace(good, "source: api", "source: api\n  nodeName: "+c.name, 1))
+		refused = w.says(daemons.Guards()[0], restart)
+		g := w.replacePod(daemons)
+		warnings = append(warnings, w.says(g, c.warning))
+		w.must(g.AwaitReady(w.soon()))
+		w.answered("with another node's name")
+		if doubt, err := g.Metric(w.soon(), "dnsguard_node_name_in_doubt"); err != nil || doubt != 1 {
+			w.t.Errorf("node_name_in_doubt is %v, %v", doubt, err)
+		}
+	}
 	write(good)
-	w.says(g, "only with a restart: kubernetes")
-	g = w.replacePod(daemons)
+	w.says(daemons.Guards()[0], restart)
+	g := w.replacePod(daemons)
 	w.must(g.AwaitReady(w.soon()))
 	if page, err := g.Page(w.soon(), "/readyz"); err != nil || strings.Contains(page, "node") {
 		w.t.Errorf("with the right name /readyz says %q, %v", page, err)
 	}
-	w.t.Logf("another node's name: %q until the restart, then pods are answered, ready, with the warning %q", refused, warning)
+	w.t.Logf("another node's name: %q until the restart, then pods are answered, ready, with the warnings %q", refused, warnings)
 }
 
 // noService deletes kube-dns. A pod that runs goes on with what it knows, and says

@@ -47,11 +47,11 @@ func (d *daemon) newWatcher(cfg *config.Config, policy *search.Policy) (*kube.Wa
 	if c.NodeName == "" {
 		c.NodeName = os.Getenv("NODE_NAME")
 	}
+	d.nodeName.Store(&c.NodeName)
 	if c.NodeName == "" {
-		d.log.Warn("this node's pods are not watched: kubernetes.nodeName and $NODE_NAME are empty; search lists are read off the names")
+		d.tellNode(nodeProblem("", nil, nil))
 		c.Pods, c.Namespaces = false, false
 	}
-	d.nodeName.Store(&c.NodeName)
 	// A file may say nothing of pods; an API server is asked for them.
 	d.podsWatched.Store(c.Pods && cfg.Kubernetes.Source == config.SourceAPI)
 	for _, s := range guardedServices(cfg) {
@@ -87,7 +87,7 @@ func (d *daemon) onCluster(s *kube.State) {
 		d.conditions.notReady(clusterApplied, "what the cluster says is not applied yet")
 	}
 	d.missing(before, s)
-	d.conditions.warn("kubernetes node", d.nodeProblem(s))
+	d.checkNode(s)
 	d.kubeReadiness()
 	kick(d.clusterChanged)
 	if s.DNS != nil && !slices.Equal(s.DNS.ClusterIPs, d.serviceInUse()) {
@@ -140,13 +140,55 @@ func keepKnown(s, before *kube.State) *kube.State {
 	return &kept
 }
 
-// nodeProblem tells that the API server knows no pod of this node. Every node has
-// some, and our own is one of them: it was asked for another node's.
-func (d *daemon) nodeProblem(s *kube.State) string {
-	if d.config().Kubernetes.Source != config.SourceAPI || s.Clients == nil || len(s.Clients) > 0 {
-		return ""
+// checkNode looks whether the pods that the API server has told of are this node's. A
+// file may say nothing of pods.
+func (d *daemon) checkNode(s *kube.State) {
+	name := *d.nodeName.Load()
+	if name == "" || d.config().Kubernetes.Source != config.SourceAPI || s.Clients == nil {
+		return
 	}
-	return fmt.Sprintf("no pod is on node %q: search lists and annotations are not seen; is that the node's name (kubernetes.nodeName, $NODE_NAME)?", *d.nodeName.Load())
+	var own []netip.Addr
+	if !d.nodeSeen.Load() && len(s.Clients) > 0 {
+		own = interfaceAddrs()
+	}
+	problem := nodeProblem(name, s.Clients, own)
+	d.nodeSeen.Store(problem == "")
+	d.tellNode(problem)
+}
+
+// tellNode keeps the warning that this node's pods are not seen, and logs it once.
+func (d *daemon) tellNode(problem string) {
+	d.nodeInDoubt.Store(problem != "")
+	switch news := d.conditions.warn("kubernetes node", problem); {
+	case !news:
+	case problem != "":
+		d.log.Warn("this node's pods are not seen", "problem", problem)
+	default:
+		d.log.Info("this node's pods are seen")
+	}
+}
+
+// nodeProblem tells what is wrong with the name of the node, by the addresses of its
+// pods. Every node has some, and our own pod is one of them: without any, another
+// node's were asked for. So they were where none has an address of this machine, as
+// pods on the host network do. Where its addresses are not given, nothing is said of
+// that.
+func nodeProblem(name string, pods map[netip.Addr]*search.List, own []netip.Addr) string {
+	const remedy = "set it to the name in the cluster (kubectl get nodes) and restart"
+	switch {
+	case name == "":
+		return "kubernetes.nodeName and $NODE_NAME are empty: this node's pods are not watched, search lists are read off the names, and annotations are not seen"
+	case len(pods) == 0:
+		return fmt.Sprintf("no pod is on node %q (kubernetes.nodeName, $NODE_NAME): no search list is known, and annotations are not seen; %s", name, remedy)
+	}
+	isOwn := func(a netip.Addr) bool {
+		_, is := pods[a]
+		return is
+	}
+	if len(own) > 0 && !slices.ContainsFunc(own, isOwn) {
+		return fmt.Sprintf("no pod on node %q (kubernetes.nodeName, $NODE_NAME) has an address of this machine: is it another's? Then no search list is known, and annotations are not seen; %s", name, remedy)
+	}
+	return ""
 }
 
 // kick wakes whoever listens to a channel of capacity 1, unless it is going to

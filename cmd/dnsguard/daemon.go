@@ -48,6 +48,8 @@ type daemon struct {
 	// are not wanted. A reload replaces them.
 	following      atomic.Pointer[following]
 	nodeName       atomic.Pointer[string] // whose pods are watched
+	nodeSeen       atomic.Bool            // pods of this very node have been told of
+	nodeInDoubt    atomic.Bool            // no pods, or not this node's
 	podsWatched    atomic.Bool            // by an API server, which may not have been heard yet
 	cluster        atomic.Pointer[kube.State]
 	clusterChanged chan struct{} // capacity 1

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -427,8 +428,61 @@ func TestClusterProblems(t *testing.T) {
 	warned("no such Service: kube-system/kube-dns")
 	d.onCluster(&kube.State{Clients: map[netip.Addr]*search.List{}, Missing: missing})
 	warned(`no pod is on node "nod-1"`, "no such Service: kube-system/kube-dns")
+	d.onCluster(&kube.State{Clients: map[netip.Addr]*search.List{netip.MustParseAddr("172.30.0.2"): nil}, Missing: missing})
+	if own := interfaceAddrs(); len(own) > 0 {
+		warned(`no pod on node "nod-1" (kubernetes.nodeName, $NODE_NAME) has an address of this machine`, "no such Service: kube-system/kube-dns")
+		d.onCluster(&kube.State{Clients: map[netip.Addr]*search.List{own[0]: nil}})
+	}
 	d.onCluster(&kube.State{Clients: map[netip.Addr]*search.List{netip.MustParseAddr("172.30.0.2"): nil}})
 	warned()
+}
+
+// TestNodeProblem: pods that are not this node's are told from its own.
+func TestNodeProblem(t *testing.T) {
+	machine := []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")}
+	pods := func(texts ...string) map[netip.Addr]*search.List {
+		m := map[netip.Addr]*search.List{}
+		for _, text := range texts {
+			m[netip.MustParseAddr(text)] = nil
+		}
+		return m
+	}
+	for name, tt := range map[string]struct {
+		node string
+		pods map[netip.Addr]*search.List
+		own  []netip.Addr
+		want string // a part; empty: no problem
+	}{
+		"no name":                   {"", nil, nil, "kubernetes.nodeName and $NODE_NAME are empty"},
+		"no pod":                    {"nod-1", pods(), machine, `no pod is on node "nod-1"`},
+		"another node's":            {"nod-1", pods("10.0.1.2", "192.0.2.8"), machine, "has an address of this machine"},
+		"its own":                   {"nod-1", pods("10.0.1.2", "192.0.2.7"), machine, ""},
+		"its own, by IPv6":          {"nod-1", pods("2001:db8::7"), machine, ""},
+		"no address of the machine": {"nod-1", pods("10.0.1.2"), nil, ""},
+	} {
+		got := nodeProblem(tt.node, tt.pods, tt.own)
+		if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
+	}
+}
+
+// TestNodeProblemTold: it is logged once, shown as a metric, and so is its end.
+func TestNodeProblemTold(t *testing.T) {
+	var out lines
+	d := &daemon{log: slog.New(slog.NewTextHandler(&out, nil)), conditions: newConditions(nil)}
+	for range 3 {
+		d.tellNode("wrong")
+	}
+	if n := strings.Count(out.String(), "level=WARN"); n != 1 || !strings.Contains(out.String(), "problem=wrong") || !d.nodeInDoubt.Load() {
+		t.Errorf("%d lines, in doubt %v:\n%s", n, d.nodeInDoubt.Load(), &out)
+	}
+	for range 3 {
+		d.tellNode("")
+	}
+	if n := strings.Count(out.String(), "level=INFO"); n != 1 || d.nodeInDoubt.Load() {
+		t.Errorf("%d lines, in doubt %v:\n%s", n, d.nodeInDoubt.Load(), &out)
+	}
 }
 
 // contractMetrics are the public names that exist so far.
@@ -447,6 +501,20 @@ func TestExplainAlone(t *testing.T) {
 	code, out, err := dispatched(t, append([]string{"explain", "www.example.com"}, args...)...)
 	if code != exitOK || !strings.Contains(out, "no daemon is running") || !strings.Contains(out, "192.0.2.1") {
 		t.Errorf("code %d: %s\n%s", code, err, out)
+	}
+	// The DNS Service is as the cluster says. Nobody answers at its address here.
+	for spec, want := range map[string]struct {
+		code int
+		text string
+	}{
+		"apiVersion: v1\nkind: Namespace\nmetadata: {name: kube-system}\n":                                                                                                               {exitWrong, "the cluster has no such Service"},
+		"apiVersion: v1\nkind: Service\nmetadata: {name: kube-dns, namespace: kube-system}\nspec: {clusterIP: None, ports: [{port: 53, protocol: UDP}]}\n":                               {exitWrong, "it has no ClusterIP"},
+		fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: kube-dns, namespace: kube-system}\nspec: {clusterIP: %v, ports: [{port: 53, protocol: UDP}]}\n", freeAddr().Addr()): {exitOK, "SERVFAIL"},
+	} {
+		code, out, err := dispatched(t, "explain", "www.example.com", "--control=/nonexistent/control.sock", "--kubernetes.source=file", "--kubernetes.file="+writeFile(t, "objects.yaml", spec))
+		if code != want.code || !strings.Contains(out+err, want.text) {
+			t.Errorf("%q: code %d, want %d and %q: %s\n%s", spec, code, want.code, want.text, err, out)
+		}
 	}
 	for name, more := range map[string][]string{
 		"no name":            {},

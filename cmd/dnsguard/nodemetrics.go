@@ -16,6 +16,7 @@ import (
 var (
 	descSnapshotAge = desc("snapshot_age_seconds", "Time since the source of the cluster's objects was last heard, for the watch that has been silent longest.")
 	descAwaited     = desc("service_awaited", "Whether the address of the cluster's DNS Service is needed and not known (1) or not (0).")
+	descNodeInDoubt = desc("node_name_in_doubt", "Whether no pods of this node are seen, since its name is not known or another's (1), or not (0).")
 	descStuck       = desc("stuck_readers_total", "Sockets closed because their reader stood still.")
 
 	descActive      = desc("intercept_active", "Whether queries to the address are taken (1) or left to kube-proxy (0).", "address")
@@ -54,6 +55,7 @@ func (d *daemon) collectNode(ch chan<- prometheus.Metric) {
 	if w := d.watcher(); w != nil {
 		collectCluster(ch, w.Stats())
 		gauge(ch, descAwaited, boolean(d.awaitsService()))
+		gauge(ch, descNodeInDoubt, boolean(d.nodeInDoubt.Load()))
 	}
 	if g := d.guarding.Load(); g != nil {
 		collectGuard(ch, g.guard.Stats())
