@@ -126,7 +126,7 @@ func (p *Policy) add(svc *Service, port *Port, addr netip.Addr, number uint16) {
 	}
 	for _, e := range port.Endpoints {
 		ip := e.Addr.Addr().Unmap()
-		if !ip.IsValid() || ip.Is4() != addr.Is4() || e.Addr.Port() == 0 {
+		if !ip.IsValid() || ip.IsUnspecified() || ip.Is4() != addr.Is4() || e.Addr.Port() == 0 {
 			continue
 		}
 		e.Addr = netip.AddrPortFrom(ip.WithZone(""), e.Addr.Port())
