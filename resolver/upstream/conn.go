@@ -236,8 +236,22 @@ func (c *conn) enter(id uint16, e entry) {
 		c.silentSince = e.sent
 	}
 	c.silent++
+	if c.sent%udpQuestions != 0 {
+		return
+	}
+	c.forgetLate(e.sent)
 	if c.tr == UDP && c.sent == udpQuestions {
 		c.retire()
+	}
+}
+
+// forgetLate gives the ids of answers free that come no more. A socket that serves on
+// for want of another would run out of them; the caller holds srv.mu.
+func (c *conn) forgetLate(now time.Duration) {
+	for id, e := range c.entries {
+		if e.x == nil && now-e.sent > c.srv.f.config.Timeouts.Total+grace {
+			delete(c.entries, id)
+		}
 	}
 }
 
