@@ -23,11 +23,13 @@ func failureOf(err error) cache.Failure {
 
 // failureAnswer turns an upstream's error answer into what clients are told.
 // REFUSED becomes SERVFAIL: musl takes REFUSED for no answer and waits out its
-// timeout. Others, such as NOTIMP, are the upstream's word on the question.
+// timeout. So do those that need an OPT record to be told: they are about what was
+// between us and the upstream (BADVERS, BADCOOKIE, TSIG's), and to a client without
+// EDNS the lower four bits would be another one, of 19 NXDOMAIN. Others, such as
+// NOTIMP, are the upstream's word on the question.
 func failureAnswer(ans *upstream.Answer) cache.Failure {
 	f := cache.Failure{Rcode: ans.Response.Rcode, EDE: dnswire.EDEOther, Text: "upstream " + ans.Server.String() + " answered " + dns.RcodeToString[int(ans.Response.Rcode)]}
-	switch f.Rcode {
-	case dnswire.RcodeServFail, dnswire.RcodeRefused, dnswire.RcodeBadVers:
+	if f.Rcode == dnswire.RcodeRefused || f.Rcode >= dnswire.RcodeBadVers {
 		f.Rcode = dnswire.RcodeServFail
 	}
 	return f

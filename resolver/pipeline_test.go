@@ -407,6 +407,11 @@ func TestFailures(t *testing.T) {
 			m.Ns = []dns.RR{rr(t, "com. 3600 IN NS a.gtld-servers.net.")}
 			return nil
 		}, dns.RcodeServerFailure, dns.ExtendedErrorCodeNoReachableAuthority},
+		"an rcode of the hop's": {func(_ context.Context, m *dns.Msg) error {
+			m.SetEdns0(1232, false)
+			m.Rcode = dns.RcodeBadCookie
+			return nil
+		}, dns.RcodeServerFailure, dns.ExtendedErrorCodeOther},
 		"NOTIMP": {func(_ context.Context, m *dns.Msg) error { m.Rcode = dns.RcodeNotImplemented; return nil }, dns.RcodeNotImplemented, dns.ExtendedErrorCodeOther},
 	}
 	for name, tt := range tests {
