@@ -26,6 +26,7 @@ type nftKernel struct {
 	lookupCounts bool
 	// inCharge tells whether what processes share is ours to keep.
 	inCharge func() bool
+	look     func() (*ruleset, error)
 
 	slot       int
 	armed      []Service          // of the rule set that was applied last
@@ -36,8 +37,10 @@ type nftKernel struct {
 
 // carried is a table in the kernel.
 type carried struct {
-	text  string // as we meant it
-	image []byte // as the kernel shows it; nil for one that nobody else can change
+	text string // as we meant it
+	// as the kernel shows it; nil for one that nobody else can change, or if
+	// somebody was between our writing and our look
+	image []byte
 }
 
 // newNFTKernel opens the socket that the table of the process in a slot will
@@ -47,7 +50,10 @@ func newNFTKernel(slot int, owner bool, inCharge func() bool) (*nftKernel, error
 	if err != nil {
 		return nil, fmt.Errorf("connect to nftables: %w", err)
 	}
-	return &nftKernel{conn: conn, slot: slot, owner: owner, lookupCounts: kernelSince(5, 7), inCharge: inCharge, tables: make(map[string]carried)}, nil
+	return &nftKernel{
+		conn: conn, slot: slot, owner: owner, lookupCounts: kernelSince(5, 7),
+		inCharge: inCharge, look: openRuleset, tables: make(map[string]carried),
+	}, nil
 }
 
 // kernelSince reports whether the running kernel calls itself so or newer.
@@ -79,7 +85,7 @@ func (k *nftKernel) close() error {
 }
 
 func (k *nftKernel) ensure(rs RuleSet) (repaired bool, err error) {
-	r, err := openRuleset()
+	r, err := k.look()
 	if err != nil {
 		return false, err
 	}
@@ -108,9 +114,10 @@ func (k *nftKernel) ensure(rs RuleSet) (repaired bool, err error) {
 	if err != nil {
 		return repaired || again, err
 	}
-	// If somebody else was between, the comparison is simply done again.
-	k.generation, err = r.generation()
-	return repaired || again, err
+	// That of before the comparison: whoever came after it, we ourselves too, has
+	// it done again.
+	k.generation = generation
+	return repaired || again, nil
 }
 
 // disarmed returns the services that the rule set no longer has armed.
@@ -135,7 +142,7 @@ func (k *nftKernel) carry(r *ruleset, t table, disarmed []Service) (repaired boo
 			if err != nil {
 				return false, err
 			}
-			if bytes.Equal(image, had.image) {
+			if image != nil && bytes.Equal(image, had.image) {
 				return false, nil
 			}
 		}

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 )
@@ -40,19 +41,33 @@ func (i *Interceptor) keep(ctx context.Context, kick <-chan struct{}) {
 	}
 }
 
-// ensure makes the kernel carry what is wanted. It is called with work held.
+// ensure makes the kernel carry what is wanted. It is called with work held. What
+// the routing lacks (of IPv6, where somebody has disabled that) keeps no rule from
+// the kernel, of the other family or to withdraw: packets are only taken to where
+// an answer has come from.
 func (i *Interceptor) ensure() (repaired bool, err error) {
-	if i.slot == nil {
+	if i.kernel == nil {
 		return false, ErrClosed
 	}
-	rs := i.ruleSet(i.slot.number)
-	added, foreign, err := rs.routing().ensure()
+	added, err := i.ensureRouting()
+	repaired, rulesErr := i.ensureRules()
+	return repaired || added > 0, errors.Join(err, rulesErr)
+}
+
+func (i *Interceptor) ensureRouting() (added int, err error) {
+	added, foreign, err := i.ruleSet(i.slot.number).routing().ensure()
 	i.reportForeign(foreign.rules)
 	i.reportRemoved(foreign.routes)
-	if err != nil {
-		return added > 0, err
+	return added, err
+}
+
+// ensureRules is what ensure does beside the routing, and all that it takes to
+// withdraw.
+func (i *Interceptor) ensureRules() (repaired bool, err error) {
+	if i.kernel == nil {
+		return false, ErrClosed
 	}
-	repaired, err = i.kernel.ensure(rs)
+	repaired, err = i.kernel.ensure(i.ruleSet(i.slot.number))
 	if err == nil {
 		i.mu.Lock()
 		defer i.mu.Unlock()
@@ -60,14 +75,14 @@ func (i *Interceptor) ensure() (repaired bool, err error) {
 			i.transition(s, false, reason)
 		}
 	}
-	return repaired || added > 0, err
+	return repaired, err
 }
 
 // check compares and repairs.
 func (i *Interceptor) check() {
 	i.work.Lock()
 	defer i.work.Unlock()
-	if i.slot == nil {
+	if i.kernel == nil {
 		return
 	}
 	repaired, err := i.ensure()
@@ -133,7 +148,7 @@ func (i *Interceptor) weigh(now time.Time) {
 	blocked, returned := i.ledger.weigh(now, judge, taken, i.cfg.Received)
 	if len(blocked) > 0 {
 		if err = k.bypass(blocked); err == nil {
-			_, err = i.ensure()
+			_, err = i.ensureRules()
 		}
 		if err != nil {
 			i.ledger.undo(blocked)

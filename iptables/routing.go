@@ -126,45 +126,61 @@ func (r routing) list(fam int) ([]netlink.Route, error) {
 type strangers struct{ rules, routes []string }
 
 // ensure adds what is missing. The kernel refuses a second one of either kind,
-// so nothing is ever there twice.
+// so nothing is ever there twice. What cannot be had for one address, or one
+// family, keeps nothing from the others.
 func (r routing) ensure() (added int, foreign strangers, err error) {
+	var errs []error
 	for _, fam := range r.families() {
-		rules, err := steady(func() ([]netlink.Rule, error) { return netlink.RuleList(netlinkFamily(fam)) })
-		if err != nil {
-			return added, foreign, fmt.Errorf("list routing rules: %w", err)
-		}
-		before, there := r.before(rules)
+		one, before, err := r.ensureRule(fam)
+		added += one
 		foreign.rules = append(foreign.rules, before...)
-		if there {
-			continue
-		}
-		switch err := netlink.RuleAdd(r.rule(fam)); {
-		case err == nil:
-			added++
-		case !errors.Is(err, unix.EEXIST):
-			return added, foreign, fmt.Errorf("add routing rule: %w", err)
-		}
+		errs = append(errs, err)
 	}
 	for _, a := range r.addrs {
-		one, err := r.add(a)
+		one, removed, err := r.ensureRoute(a, len(foreign.rules) > 0)
 		added += one
-		if err != nil {
-			return added, foreign, err
-		}
-		if here, away := r.leads(a); here || away && len(foreign.rules) > 0 {
-			continue
-		}
-		removed, err := r.clear(a)
 		foreign.routes = append(foreign.routes, removed...)
-		if err == nil && len(removed) > 0 {
-			one, err = r.add(a)
-			added += max(one, 1) // ours may have been there, behind it
-		}
-		if err != nil {
-			return added, foreign, err
-		}
+		errs = append(errs, err)
 	}
-	return added, foreign, nil
+	return added, foreign, errors.Join(errs...)
+}
+
+// ensureRule adds the routing rule of a family, and returns the foreign ones before
+// it.
+func (r routing) ensureRule(fam int) (added int, foreign []string, err error) {
+	rules, err := steady(func() ([]netlink.Rule, error) { return netlink.RuleList(netlinkFamily(fam)) })
+	if err != nil {
+		return 0, nil, fmt.Errorf("list routing rules: %w", err)
+	}
+	foreign, there := r.before(rules)
+	if there {
+		return 0, foreign, nil
+	}
+	switch err := netlink.RuleAdd(r.rule(fam)); {
+	case err == nil:
+		return 1, foreign, nil
+	case !errors.Is(err, unix.EEXIST):
+		return 0, foreign, fmt.Errorf("add routing rule: %w", err)
+	}
+	return 0, foreign, nil
+}
+
+// ensureRoute adds the route to an address, and removes and returns those of others
+// in its place. Behind a foreign rule another route may be found first.
+func (r routing) ensureRoute(a netip.Addr, foreignRule bool) (added int, removed []string, err error) {
+	if added, err = r.add(a); err != nil {
+		return added, nil, err
+	}
+	if here, away := r.leads(a); here || away && foreignRule {
+		return added, nil, nil
+	}
+	removed, err = r.clear(a)
+	if err == nil && len(removed) > 0 {
+		var one int
+		one, err = r.add(a)
+		added += max(one, 1) // ours may have been there, behind it
+	}
+	return added, removed, err
 }
 
 // add adds the route to an address, if there is none in its place.
@@ -172,6 +188,11 @@ func (r routing) add(a netip.Addr) (added int, err error) {
 	switch err := netlink.RouteAdd(r.route(a)); {
 	case err == nil:
 		return 1, nil
+	case errors.Is(err, unix.EACCES) && a.Is6(): // ip6_route_info_create in net/ipv6/route.c
+		return 0, &ConfigError{
+			Key: "listen", Problem: fmt.Sprintf("%v cannot be intercepted while IPv6 is disabled on the loopback device", a), Err: err,
+			Remedy: "set the sysctl net.ipv6.conf.lo.disable_ipv6 to 0, or intercept no IPv6 address on this node",
+		}
 	case !errors.Is(err, unix.EEXIST):
 		return 0, fmt.Errorf("add local route for %v to table %d: %w", a, r.table, err)
 	}

@@ -1,9 +1,11 @@
 package iptables
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -127,36 +129,71 @@ func tableInfos(messages []netlink.Message) ([]tableInfo, error) {
 
 // image returns what the kernel has of a table, as octets to compare: its
 // rules with their handles, its base chains with their policies, and the
-// members of its constant sets.
+// members of its constant sets. It is nil if rules are missing, or too many: then
+// somebody has changed the table, and it is nothing to compare with later.
 func (r *ruleset) image(t *table) ([]byte, error) {
 	var out []byte
-	look := func(what string, kind uint16, flags netlink.HeaderFlags, attrs ...netlink.Attribute) error {
+	look := func(what string, kind uint16, flags netlink.HeaderFlags, attrs ...netlink.Attribute) ([]netlink.Message, error) {
 		messages, err := r.get(kind, flags, attrs...)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("read %s of table %s: %w", what, t.name, err)
+			return nil, fmt.Errorf("read %s of table %s: %w", what, t.name, err)
 		}
-		for _, m := range messages {
-			out = append(out, m.Data[len(nfgenmsg(0, 0)):]...)
-		}
-		return nil
+		return messages, nil
 	}
-	err := look("rules", unix.NFT_MSG_GETRULE, netlink.Dump,
+	rules, err := look("rules", unix.NFT_MSG_GETRULE, netlink.Dump,
 		netlink.Attribute{Type: unix.NFTA_RULE_TABLE, Data: cstring(t.name)})
+	missing := -len(rules)
+	out = appendData(out, rules)
 	for _, c := range t.chains {
+		missing += len(c.rules)
 		if c.hook != nil && err == nil {
-			err = look("chain "+c.name, unix.NFT_MSG_GETCHAIN, 0,
+			var chains []netlink.Message
+			chains, err = look("chain "+c.name, unix.NFT_MSG_GETCHAIN, 0,
 				netlink.Attribute{Type: unix.NFTA_CHAIN_TABLE, Data: cstring(t.name)},
 				netlink.Attribute{Type: unix.NFTA_CHAIN_NAME, Data: cstring(c.name)})
+			out = appendData(out, chains)
 		}
 	}
 	for i := range t.sets {
 		if s := &t.sets[i]; s.constant() && err == nil {
-			err = look("set "+s.name, unix.NFT_MSG_GETSETELEM, netlink.Dump,
+			var members []netlink.Message
+			members, err = look("set "+s.name, unix.NFT_MSG_GETSETELEM, netlink.Dump,
 				netlink.Attribute{Type: unix.NFTA_SET_ELEM_LIST_TABLE, Data: cstring(t.name)},
 				netlink.Attribute{Type: unix.NFTA_SET_ELEM_LIST_SET, Data: cstring(s.name)})
+			if err == nil {
+				out, err = appendMembers(out, s.name, members)
+			}
 		}
 	}
-	return out, err
+	if err != nil || missing != 0 {
+		return nil, err
+	}
+	return out, nil
+}
+
+func appendData(out []byte, messages []netlink.Message) []byte {
+	for _, m := range messages {
+		out = append(out, m.Data[len(nfgenmsg(0, 0)):]...)
+	}
+	return out
+}
+
+// appendMembers appends the members of a set in the order of their octets: the
+// kernel rearranges its hash tables whenever it likes.
+func appendMembers(out []byte, set string, messages []netlink.Message) ([]byte, error) {
+	var members [][]byte
+	err := each(messages, func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			ad.Nested(func(list *netlink.AttributeDecoder) error {
+				for list.Next() {
+					members = append(members, list.Bytes())
+				}
+				return nil
+			})
+		}
+	})
+	slices.SortFunc(members, bytes.Compare)
+	return slices.Concat(out, cstring(set), slices.Concat(members...)), err
 }
 
 // member is one member of a set in the kernel, whose key is a client or a

@@ -89,15 +89,20 @@ func oneFamily(addrs []netip.Addr) (a, b netip.Addr, found bool) {
 }
 
 // Apply changes what is intercepted. Services that stay are taken on without
-// a gap.
+// a gap. An address that cannot be routed to the sockets is an error of Run's
+// (Stats.RepairError), and is not taken until it can.
 func (i *Interceptor) Apply(t Targets) error {
 	if err := t.validate(); err != nil {
 		return err
 	}
 	i.work.Lock()
 	defer i.work.Unlock()
+	if i.kernel == nil {
+		return fmt.Errorf("apply interception: %w", ErrClosed)
+	}
 	before := i.swapTargets(t)
-	if _, err := i.ensure(); err != nil {
+	_, _ = i.ensureRouting() // Run tells, and tries again
+	if _, err := i.ensureRules(); err != nil {
 		i.swapTargets(before)
 		return fmt.Errorf("apply interception: %w", err)
 	}
@@ -147,6 +152,6 @@ func (i *Interceptor) arm(which func(Service) bool, set func(Service)) error {
 		}
 	}
 	i.mu.Unlock()
-	_, err := i.ensure() // if it fails, Run tries again
+	_, err := i.ensureRules() // if it fails, Run tries again
 	return err
 }

@@ -80,7 +80,7 @@ type xtKernel struct {
 // xtCarried is what the kernel has of one family.
 type xtCarried struct {
 	text  string // as it was fed
-	image string // as iptables-save shows it
+	image string // as iptables-save shows it, or xtDisturbed
 }
 
 // lastAnswer is when xt_recent's stamp for a service last moved.
@@ -135,8 +135,10 @@ func (k *xtKernel) ensure(rs RuleSet) (repaired bool, err error) {
 	if !unchanged {
 		k.compared = k.now()
 	}
-	k.mark, err = readChangeMark(k.legacy)
-	return repaired, err
+	// That of before the comparison: whoever came after it, we ourselves too, has
+	// it done again.
+	k.mark = mark
+	return repaired, nil
 }
 
 // carry makes the kernel carry the chains of one family, or none if text is
@@ -168,7 +170,21 @@ func (k *xtKernel) carry(fam int, text string) (repaired bool, err error) {
 		return repaired, err
 	}
 	k.carried[fam] = xtCarried{text: text, image: c.image(saved)}
+	if !complete(text, k.carried[fam].image) {
+		k.carried[fam].image = xtDisturbed
+	}
 	return repaired, nil
+}
+
+// xtDisturbed is the image if somebody was between our writing and our look: what
+// the kernel shows next time will differ from it.
+const xtDisturbed = "disturbed"
+
+// complete tells whether an image has as many rules as were fed, and the jumps.
+func complete(text, image string) bool {
+	const jumps = 2 // see xtChains.jumps
+	rules := func(s string) int { return strings.Count("\n"+s, "\n-A ") }
+	return rules(image) == rules(text)+jumps
 }
 
 func (c xtChains) has(chain string) bool {
