@@ -13,12 +13,14 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"os/signal"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -139,6 +141,18 @@ func (r *running) rewrite(text string) {
 	if err := os.Rename(next, r.file); err != nil {
 		r.t.Fatal(err)
 	}
+}
+
+// hangup has the daemon read its file now, which is sooner than that it looks.
+func (r *running) hangup() {
+	r.t.Helper()
+	told := make(chan os.Signal, 1) // one without a listener would end this process
+	signal.Notify(told, syscall.SIGHUP)
+	defer signal.Stop(told)
+	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+		r.t.Fatal(err)
+	}
+	<-told
 }
 
 // exited ends the daemon, if it has not ended, and returns its exit code.
@@ -292,6 +306,7 @@ func TestRun(t *testing.T) {
 			return err == nil && strings.Contains(text, "\ndnsguard_config_restart_required 1\n")
 		}
 		r.rewrite(r.configuration(freeAddr(), second, "intercept: {mark: 0x300}\n"))
+		r.hangup()
 		r.eventually("waiting for a restart", waits)
 		const warning = "these keys change only with a restart: intercept.mark"
 		r.eventually("ready, with a warning", func() bool {
@@ -309,6 +324,7 @@ func TestRun(t *testing.T) {
 		}
 		// An address that cannot be had: it is refused, although the file is right.
 		r.rewrite(r.configuration(netip.MustParseAddrPort("192.0.2.53:53"), second, ""))
+		r.hangup()
 		r.eventually("unready", unready("192.0.2.53"))
 		if _, err := r.page("/readyz"); err == nil || strings.Contains(err.Error(), warning) || waits() {
 			t.Errorf("what has been replaced still waits: %v", err)
@@ -316,9 +332,17 @@ func TestRun(t *testing.T) {
 		if got := r.lookup("udp", r.listen, "bad.example.net."); got != "192.0.2.1" {
 			t.Errorf("after an address that cannot be had: %s", got)
 		}
-		// Good: another address, another upstream.
+		// Good: another address, another upstream. Somebody has it at first; that he goes
+		// changes nothing in the file, so that it takes a SIGHUP.
 		moved := freeAddr()
+		held, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(moved))
+		if err != nil {
+			t.Fatal(err)
+		}
 		r.rewrite(r.configuration(moved, second, ""))
+		r.eventually("unready", unready(moved.String()))
+		_ = held.Close()
+		r.hangup()
 		r.eventually("moved", func() bool { return r.lookup("udp", moved, "good.example.com.") == "192.0.2.2" })
 		r.eventually("gone from the old address", func() bool {
 			return strings.Contains(r.log.String(), "no longer serving")

@@ -176,9 +176,7 @@ func TestNodeAwaitsServiceReloads(t *testing.T) {
 	d.waits("the cluster has no such Service")
 	rewrite := func(more ...string) {
 		t.Helper()
-		if err := os.WriteFile(d.config, []byte(n.configuration("a", append(guardOnly(), more...)...)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		d.rewrite(append(guardOnly(), more...)...)
 	}
 	rewrite("listen: [192.0.2.77]")
 	await(t, "the address to be refused", func() bool {
@@ -189,7 +187,8 @@ func TestNodeAwaitsServiceReloads(t *testing.T) {
 		page := d.page("/readyz")
 		return d.metric("dnsguard_cache_limit_bytes") == 1<<20 && !strings.Contains(page, "refused") && strings.Contains(page, "upstream: waiting: ")
 	})
-	d.saidOnce("waiting") // it has been tried several times by now
+	<-time.After(2500 * time.Millisecond) // it is tried every second
+	d.saidOnce("waiting")
 	rewrite(fmt.Sprintf("upstreams: [{servers: [%v]}]", n.dns[0].IP4))
 	d.awaitReady()
 	if err := n.ask(n.Node.Namespace, "udp", loopback53, cachedName); err != nil {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -384,14 +385,22 @@ func (d *guardd) status() (s status) {
 	return s
 }
 
-// reconfigure replaces the daemon's configuration and waits until it is in use.
-func (d *guardd) reconfigure(more ...string) {
+// rewrite replaces the daemon's configuration and tells it, which is sooner than that
+// it looks.
+func (d *guardd) rewrite(more ...string) {
 	d.t.Helper()
-	before := d.metric("dnsguard_config_reloads_total", `result="success"`)
 	name := strings.TrimSuffix(filepath.Base(d.config), ".yaml")
 	if err := os.WriteFile(d.config, []byte(d.n.configuration(name, more...)), 0o600); err != nil {
 		d.t.Fatal(err)
 	}
+	d.signal(syscall.SIGHUP)
+}
+
+// reconfigure waits until a new configuration is in use.
+func (d *guardd) reconfigure(more ...string) {
+	d.t.Helper()
+	before := d.metric("dnsguard_config_reloads_total", `result="success"`)
+	d.rewrite(more...)
 	await(d.t, "the configuration to be in use", func() bool {
 		return d.metric("dnsguard_config_reloads_total", `result="success"`) > before
 	})
