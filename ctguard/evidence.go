@@ -18,7 +18,8 @@ const (
 
 // witness takes a flow's testimony against its endpoint. A flow that has never
 // had a reply speaks for itself. Of others the counters are kept, if they
-// differ, so that the next sweep can see whether the gap widens. (The kernel's
+// differ, so that the next sweep can see whether the gap widens: of so many, in
+// the table's order, that these are witnesses enough. (The kernel's
 // "seen reply" bit stays for ever and tells nothing.)
 func (s *survey) witness(p *Policy, f Flow, r Reason) {
 	if r != Serving && r != Unanswered {
@@ -27,7 +28,7 @@ func (s *survey) witness(p *Policy, f Flow, r Reason) {
 	switch {
 	case !f.SeenReply && p.facts.Timeouts.Idle(f) >= patience:
 		s.unheard[f.Reply.Src] = true
-	case f.SeenReply && f.Packets >= f.Replies+unansweredQueries:
+	case f.SeenReply && f.Packets >= f.Replies+unansweredQueries && len(s.waiting) < mostKnown:
 		s.waiting[keyOf(f)] = counts{f.Packets, f.Replies}
 	}
 }

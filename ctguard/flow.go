@@ -102,16 +102,17 @@ func (t Timeouts) longest() time.Duration { return max(t.Unreplied, t.Stream) }
 // time is what has run off the timer. It is a lower bound on purpose, since a
 // flow wrongly taken for idle loses a reply:
 //
-//   - The entry does not tell which timeout it was last given. What exceeds
-//     the unreplied timeout was given the stream timeout; anything else is
-//     taken for the shorter. (The assured bit would tell on newer kernels;
-//     older ones set it with the first reply.)
+//   - The entry does not tell which timeout it was last given. What exceeds the
+//     shorter was given the longer; anything else is taken for the shorter. That
+//     is the unreplied one, unless somebody has set the stream timeout below it.
+//     (The assured bit would tell on newer kernels; older ones set it with the
+//     first reply.)
 //   - One second is taken off: the kernel reports whole seconds, rounded
 //     down, and older kernels move a timer only when it changes by a second.
 func (t Timeouts) Idle(f Flow) time.Duration {
-	full := t.Unreplied
-	if f.Remaining > t.Unreplied {
-		full = t.Stream
+	full := min(t.Unreplied, t.Stream)
+	if f.Remaining > full {
+		full = t.longest()
 	}
 	return max(full-f.Remaining-time.Second, 0)
 }

@@ -1,6 +1,7 @@
 package ctguard
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 )
@@ -55,5 +56,28 @@ func TestSurveyIsBounded(t *testing.T) {
 	}
 	if len(s.stale) != 4 || s.over != 6 || s.flows[Stale] != 10 {
 		t.Errorf("%d kept, %d left out, flows %v", len(s.stale), s.over, s.flows)
+	}
+}
+
+// TestSurveyForgetsForeignFlows: what a sweep needs does not depend on them. A
+// resolver on the node has flows to as many servers as there are.
+func TestSurveyForgetsForeignFlows(t *testing.T) {
+	p := NewPolicy(services(kubeDNS(endpoint(podA, nil, nil))), Facts{Evidence: true})
+	s := newSurvey()
+	for i := range 1000 {
+		server := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, byte(i >> 8), byte(i)}), 53).String()
+		s.add(p, flow(client, server, server))
+	}
+	s.add(p, flow(client, vip4, podA))
+	if len(s.pairs) != 1 || len(s.flows) != 1 {
+		t.Errorf("%d pairs, flows %v", len(s.pairs), s.flows)
+	}
+	for i := range 2 * mostKnown {
+		f := flow(netip.AddrPortFrom(netip.MustParseAddr("10.244.1.1"), uint16(i)).String(), vip4, podA)
+		f.SeenReply, f.Packets, f.Replies = true, 9, 1
+		s.add(p, f)
+	}
+	if len(s.waiting) != mostKnown {
+		t.Errorf("%d flows with unanswered queries are kept", len(s.waiting))
 	}
 }

@@ -351,6 +351,25 @@ func TestIdle(t *testing.T) {
 	}
 }
 
+// TestIdleIsALowerBound: whatever the timeouts are, a flow is not idle for longer
+// than it has been, whichever of them it was given.
+func TestIdleIsALowerBound(t *testing.T) {
+	for _, ts := range []Timeouts{
+		DefaultTimeouts(),
+		{Unreplied: 30 * time.Second, Stream: 15 * time.Second},
+		{Unreplied: 10 * time.Second, Stream: 10 * time.Second},
+		{Unreplied: 60 * time.Second, Stream: 180 * time.Second},
+	} {
+		for _, given := range []time.Duration{ts.Unreplied, ts.Stream} {
+			for idle := time.Duration(0); idle <= given; idle += time.Second {
+				if got := ts.Idle(Flow{Remaining: given - idle}); got > idle {
+					t.Errorf("%v: idle for %v of %v, taken for %v", ts, idle, given, got)
+				}
+			}
+		}
+	}
+}
+
 // FuzzDecide builds a snapshot and a flow from few values, so that they meet
 // often, and checks what must hold whatever they are.
 func FuzzDecide(f *testing.F) {

@@ -94,6 +94,9 @@ func (s *survey) merge(part *survey) {
 // add judges a flow.
 func (s *survey) add(p *Policy, f Flow) {
 	v, r := p.Decide(f)
+	if r == NotUDP || r == NoFrontend {
+		return // there can be any number, and nothing is deleted there
+	}
 	m := Match{Dst: f.Orig.Dst, Src: f.Reply.Src}
 	n := s.pairs[m]
 	if n == nil {
