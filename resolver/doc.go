@@ -27,8 +27,9 @@
 //     exactly one, within the forwarder's total deadline.
 //   - What is held for clients is bounded: flights and waiters by number, TCP
 //     output by octets, connections by number in total and per client.
-//   - Overload is SERVFAIL with an extended error, never REFUSED: musl treats
-//     REFUSED as no answer and stalls (it waits out its 5 s timeout).
+//   - Overload is a stale answer or SERVFAIL with an extended error, never
+//     REFUSED: musl treats REFUSED as no answer and stalls (it waits out its
+//     5 s timeout).
 //   - The package does not know why a socket is special (transparent, marked),
 //     nor Kubernetes, nor configuration files. It logs nothing and owns no
 //     metrics: Stats has what a daemon publishes.

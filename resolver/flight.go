@@ -193,7 +193,8 @@ func question(s *scratch, msg []byte) upstream.Question {
 
 // join makes the query wait for the flight of its question, starting it if
 // there is none. Where that is not admitted, or the stale timer has run out
-// already, it appends the answer.
+// already, it appends the answer: what is not admitted is not to be had in time
+// either, and a stale answer does for it.
 func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now time.Duration, dst []byte) (reply []byte, waits bool) {
 	s.c.misses.Add(1)
 	client := src.peer.Addr()
@@ -201,12 +202,9 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 	f.mu.Lock()
 	fl := f.byKey[string(s.key)]
 	if fl != nil && fl.stale.ok {
-		o := fl.stale
+		e := fl.stale.entry
 		f.mu.Unlock()
-		s.hits[HitStale]++
-		dst, rcode := r.encode(s.c, dst, msg, &s.q, w, src.transport, now, &o)
-		s.response(rcode)
-		return dst, false
+		return r.hit(s, msg, src, w, e, cache.Stale, now, dst), false
 	}
 	start := fl == nil
 	reason, ok := f.admitWaiter(client)
@@ -215,6 +213,9 @@ func (r *Resolver) join(s *scratch, msg []byte, src *source, w *search.Walk, now
 	}
 	if !ok {
 		f.mu.Unlock()
+		if e, stale := r.cache.Stale(s.key, now); stale {
+			return r.hit(s, msg, src, w, e, cache.Stale, now, dst), false
+		}
 		return r.shed(s, msg, dst, reason), false
 	}
 	if start {

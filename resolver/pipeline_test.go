@@ -394,6 +394,62 @@ func TestStale(t *testing.T) {
 	})
 }
 
+// TestStaleUnderPressure: who is not admitted has a stale answer rather than none, be
+// it for want of a question or of a place to wait, and also a walk's.
+func TestStaleUnderPressure(t *testing.T) {
+	for name, tt := range map[string]struct {
+		names, each int // of another client's questions, under way
+		shed        Shed
+	}{
+		"questions": {names: 10, each: 1, shed: ShedInFlight},
+		"waiters":   {names: 1, each: 10 * waitersPerFlight, shed: ShedWaiters},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				z := zone{"example.com.": "A", "api.example.com.": "A"}
+				down := false
+				f := &fakeForwarder{answer: func(ctx context.Context, m *dns.Msg) error {
+					if down {
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					return z.answer(t)(ctx, m)
+				}}
+				r := newTestResolver(t, f, func(s *Settings) { s.Limits.InFlight = 10 }, withSearch(t))
+				c, greedy := newClient(t, r, "10.0.0.1", UDP), newClient(t, r, "10.0.0.2", UDP)
+				known := []string{"example.com.", "api.example.com.shop.svc.cluster.local."}
+				for _, n := range known {
+					c.lookup(n)
+				}
+				// TTLs of 300 s are over; the cluster's stale window is not.
+				time.Sleep(301 * time.Second)
+				down = true
+				for i := range tt.names * tt.each {
+					greedy.ask(query(fmt.Sprintf("g%d.example.com.", i%tt.names), dns.TypeA))
+				}
+				for _, n := range append(known, "unknown.example.com.") {
+					if c.ask(query(n, dns.TypeA)) {
+						t.Errorf("%s waits", n)
+						continue
+					}
+					want, data := int(dns.ExtendedErrorCodeStaleAnswer), true
+					if n == "unknown.example.com." {
+						want, data = int(dns.ExtendedErrorCodeOther), false
+					}
+					if m := <-c.answers; ede(m) != want || (len(m.Answer) > 0) != data {
+						t.Errorf("%v, want extended error %d", m, want)
+					}
+				}
+				if n, stale := c.s.c.shed[tt.shed].Load(), c.s.c.hits[HitStale].Load(); n != 1 || stale != 2 {
+					t.Errorf("%d counted as %v and %d as stale, want 1 and 2", n, tt.shed, stale)
+				}
+				r.cancel()
+				end(t, r)
+			})
+		})
+	}
+}
+
 func TestFailures(t *testing.T) {
 	tests := map[string]struct {
 		answer func(context.Context, *dns.Msg) error
