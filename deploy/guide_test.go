@@ -61,23 +61,10 @@ func TestGuide(t *testing.T) {
 	if elsewhere == nil {
 		t.Fatal("no kustomization for another namespace")
 	}
-	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, "base"), os.DirFS("base")); err != nil {
-		t.Fatal(err)
-	}
-	yours := filepath.Join(dir, "overlays", "yours")
-	if err := os.MkdirAll(yours, 0o755); err != nil { //nolint:gosec // a test's
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(yours, "kustomization.yaml"), []byte(elsewhere[1]), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	all := render(t, yours)
-	check(t, all)
-	for _, o := range all {
-		if ns := o.GetNamespace(); ns != "" && ns != elsewhere[2] {
-			t.Errorf("%T %s is in %s", o, o.GetName(), ns)
-		}
+	all := renderBeside(t, elsewhere[1], elsewhere[2])
+	removed := renderBeside(t, "resources: [../remove]\nnamespace: "+elsewhere[2]+"\n", elsewhere[2])
+	if diff := cmp.Diff(all.keys(), removed.keys()); diff != "" {
+		t.Errorf("what is removed (-kustomization +remove)\n%s", diff)
 	}
 	text, err := template(t, elsewhere[2], "config: {kubernetes: {dnsService: openshift-dns/dns-default}}")
 	if err != nil {
@@ -145,6 +132,33 @@ func TestGuide(t *testing.T) {
 			t.Errorf("the overlay %s is not in the table", o.Name())
 		}
 	}
+}
+
+// renderBeside renders a kustomization in a directory beside the overlays, and checks that
+// it is whole and has nothing outside of a namespace.
+func renderBeside(t *testing.T, kustomization, namespace string) objects {
+	t.Helper()
+	dir := t.TempDir()
+	for _, part := range []string{"base", "overlays"} {
+		if err := os.CopyFS(filepath.Join(dir, part), os.DirFS(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	yours := filepath.Join(dir, "overlays", "yours")
+	if err := os.Mkdir(yours, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(yours, "kustomization.yaml"), []byte(kustomization), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all := render(t, yours)
+	check(t, all)
+	for _, o := range all {
+		if ns := o.GetNamespace(); ns != "" && ns != namespace {
+			t.Errorf("%T %s is in %s", o, o.GetName(), ns)
+		}
+	}
+	return all
 }
 
 // anchors returns what a link can lead to in a page, as GitHub makes them of headings.
