@@ -52,8 +52,8 @@ type overlay struct {
 // rendered, over each other and by its own rules (fields that do not exist, values
 // that it refuses). Those whose dataplane is here are run as the DaemonSet controller
 // and their pods' objects say, and do what they are for: answers come, and the
-// addresses that they say are taken, and no other. IPVS and Cilium are not here:
-// theirs are applied only.
+// addresses that they say are taken, and no other. Neither IPVS nor Cilium nor RKE2 is
+// here: theirs are applied only.
 func TestOverlays(t *testing.T) {
 	w := newWorld(t, "iptables")
 	build, cancel := context.WithTimeout(t.Context(), buildLimit)
