@@ -142,3 +142,52 @@ func TestTakesOPTNoMore(t *testing.T) {
 		}
 	})
 }
+
+// An error about the OPT record is no answer while the question is under way to the same
+// server without one: neither a hedge's, that had one as well, nor the next server's.
+func TestChokesOnSecondQuestions(t *testing.T) {
+	choking := func(after time.Duration, plain func(*fakeQuery)) func(*fakeQuery) {
+		return func(q *fakeQuery) {
+			if q.IsEdns0() != nil {
+				q.reply(after, q.rcode(dns.RcodeFormatError))
+				return
+			}
+			plain(q)
+		}
+	}
+	for name, tt := range map[string]struct {
+		servers []func(*fakeQuery)
+		took    time.Duration
+		sent    int // the hedge among them
+	}{
+		"hedge":       {[]func(*fakeQuery){choking(300*ms, healthy(300*ms))}, 600 * ms, 3},
+		"next server": {[]func(*fakeQuery){choking(800*ms, blackHole), choking(200*ms, healthy(300*ms))}, defaultRetry + 500*ms, 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNet(t, healthy(ms))
+				for i := range tt.servers[1:] {
+					n.become(addr(i+2), healthy(ms))
+				}
+				f := n.forwarder(Config{Budget: usual, Routes: []Route{{Zones: []string{"."}, Protocol: UDPOnly}}})
+				load(t, f, 100, 10*ms)
+				for i, script := range tt.servers {
+					n.become(addr(i+1), script)
+				}
+				before := len(n.queries())
+				q, start := query("slow.example."), time.Now()
+				ans, err := f.Exchange(t.Context(), q)
+				if err != nil {
+					t.Fatal(err)
+				}
+				checkAnswer(t, q, ans)
+				if took := time.Since(start); ans.Response.Rcode != 0 || took != tt.took {
+					t.Errorf("rcode %d after %v, want 0 after %v", ans.Response.Rcode, took, tt.took)
+				}
+				if sent := len(n.queries()) - before; sent != tt.sent {
+					t.Errorf("%d sent, want %d", sent, tt.sent)
+				}
+			})
+		})
+	}
+}

@@ -202,11 +202,8 @@ func (x *exchange) answered(a *attempt) {
 	case a.cut:
 		x.truncated(a)
 	case a.failure && a.extra():
-	case a.failure && a.edns && chokes(a.got.response.Rcode) && !x.plain:
-		x.plain = true
-		if a.srv.chokesAnyway() && !x.allowed(Retry, a, int(a.index), a.tr) || !x.ask(int(a.index), a.tr, followed, false) {
-			x.refused(a)
-		}
+	case a.failure && a.edns && chokes(a.got.response.Rcode):
+		x.choked(a)
 	case a.failure:
 		x.learnVain(a)
 		x.refused(a)
@@ -219,6 +216,33 @@ func (x *exchange) answered(a *attempt) {
 		}
 		x.accept(a)
 	}
+}
+
+// choked acts on an error that may be about the OPT record: the same server is asked
+// without one, once. Another attempt's error, such as a hedge's, is no answer while that
+// is under way.
+func (x *exchange) choked(a *attempt) {
+	plain := x.lastPlain(a.srv)
+	if x.plain && plain != nil {
+		if !plain.waiting {
+			x.refused(a)
+		}
+		return
+	}
+	x.plain = true
+	if a.srv.chokesAnyway() && !x.allowed(Retry, a, int(a.index), a.tr) || !x.ask(int(a.index), a.tr, followed, false) {
+		x.refused(a)
+	}
+}
+
+// lastPlain returns the last attempt without an OPT record at a server, or nil.
+func (x *exchange) lastPlain(s *server) *attempt {
+	for i := x.n - 1; i >= 0; i-- {
+		if a := x.at(i); a.srv == s && !a.edns && !a.extra() {
+			return a
+		}
+	}
+	return nil
 }
 
 // refused acts on an error answer: another server may know better.
