@@ -281,8 +281,9 @@ func (x *exchange) fail(reason Reason, err error) {
 }
 
 // settle ends the exchange if nothing is left to wait for. An error answer is
-// not kept back for another socket to the same server, a truncated one not for
-// UDP, and nothing for a probe.
+// not kept back for another socket to the same server, unless it came over UDP and
+// the whole of a truncated answer is awaited over TCP. A truncated one is not kept
+// back for UDP, and nothing for a probe.
 func (x *exchange) settle() {
 	switch {
 	case x.held != nil && !x.contradicted(x.held):
@@ -293,7 +294,7 @@ func (x *exchange) settle() {
 	}
 	for i := range x.n {
 		a := x.at(i)
-		same := x.failure != nil && x.failure.srv == a.srv
+		same := x.failure != nil && x.failure.srv == a.srv && !(x.needTCP && x.failure.tr == UDP)
 		if a.waiting && !a.extra() && !same && !(x.needTCP && a.tr == UDP) {
 			return
 		}

@@ -165,6 +165,18 @@ func TestExchange(t *testing.T) {
 			}, healthy(2*ms))},
 			want: want{server: 1, transport: TCP, after: 2 * ms, queries: []string{"1 udp", "1 tcp"}},
 		},
+		"truncated, and the hedge is refused": {
+			servers: []func(*fakeQuery){byTransport(on(
+				func(q *fakeQuery) {
+					m := q.rcode(dns.RcodeSuccess)
+					m.Truncated = true
+					q.reply(300*ms, m)
+				},
+				func(q *fakeQuery) { q.reply(100*ms, q.rcode(dns.RcodeServerFailure)) },
+			), healthy(200*ms))},
+			budget: usual,
+			want:   want{server: 1, transport: TCP, after: 500 * ms, queries: []string{"1 udp", "1 udp", "1 tcp"}},
+		},
 		"truncated, no TCP wanted": {
 			servers:  []func(*fakeQuery){cutShort},
 			protocol: UDPOnly,
