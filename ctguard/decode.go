@@ -14,6 +14,8 @@ import (
 const (
 	statusSeenReply = 1 << 1 // IPS_SEEN_REPLY
 	statusAssured   = 1 << 2 // IPS_ASSURED
+	// IPS_OFFLOAD, Linux 4.16, and IPS_HW_OFFLOAD, 5.7
+	statusOffload = 1<<14 | 1<<15
 )
 
 // attributes walks through netlink attributes.
@@ -60,6 +62,7 @@ func decode(h netlink.Header, data []byte) (Flow, error) {
 		return Flow{}, fmt.Errorf("message of type %#x with %d bytes is no flow", uint16(h.Type), len(data))
 	}
 	var f Flow
+	var timed, offloaded bool
 	attrs := attributes{rest: data[nfgenmsg:]}
 	for typ, b, ok := attrs.next(); ok; typ, b, ok = attrs.next() {
 		switch typ {
@@ -70,8 +73,9 @@ func decode(h netlink.Header, data []byte) (Flow, error) {
 		case ctaStatus:
 			status := bigEndian(b)
 			f.SeenReply, f.Assured = status&statusSeenReply != 0, status&statusAssured != 0
+			offloaded = status&statusOffload != 0
 		case ctaTimeout:
-			f.Remaining = time.Duration(bigEndian(b)) * time.Second
+			f.Remaining, timed = time.Duration(bigEndian(b))*time.Second, true
 		case ctaZone:
 			f.Zone = uint16(bigEndian(b))
 		case ctaCountersOrig:
@@ -87,6 +91,7 @@ func decode(h netlink.Header, data []byte) (Flow, error) {
 	if attrs.bad || !f.Orig.valid() || !f.Reply.valid() {
 		return Flow{}, fmt.Errorf("flow without two whole tuples: %w", unix.EBADMSG)
 	}
+	f.Offloaded = offloaded || !timed // ctnetlink_dump_info leaves out a timer that does not run
 	return f, nil
 }
 

@@ -37,6 +37,11 @@ type Flow struct {
 	// whole seconds, rounded down.
 	Remaining time.Duration
 
+	// Offloaded tells that packets go past connection tracking (a flowtable,
+	// Linux 4.16): as long as they do, the kernel tells no Remaining, and
+	// before 6.4 refuses to delete the entry (EBUSY).
+	Offloaded bool
+
 	// SeenReply and Assured are the entry's status bits.
 	SeenReply, Assured bool
 
@@ -109,7 +114,11 @@ func (t Timeouts) longest() time.Duration { return max(t.Unreplied, t.Stream) }
 //     first reply.)
 //   - One second is taken off: the kernel reports whole seconds, rounded
 //     down, and older kernels move a timer only when it changes by a second.
+//   - Nothing is known of a flow that is offloaded.
 func (t Timeouts) Idle(f Flow) time.Duration {
+	if f.Offloaded {
+		return 0
+	}
 	full := min(t.Unreplied, t.Stream)
 	if f.Remaining > full {
 		full = t.longest()
