@@ -33,6 +33,7 @@ func TestConfigErrors(t *testing.T) {
 		"loopback":               {func(c *Config) { c.Addresses = []netip.AddrPort{addr("127.0.0.1:53")} }, "listen", "127.0.0.1"},
 		"any address":            {func(c *Config) { c.Addresses = []netip.AddrPort{addr("[::]:53")} }, "listen", "[::]"},
 		"a zone":                 {func(c *Config) { c.Addresses = []netip.AddrPort{addr("[fe80::1%eth0]:53")} }, "listen", "without zone"},
+		"fe80::/10":              {func(c *Config) { c.Addresses = []netip.AddrPort{addr("[fe80::10]:53")} }, "listen", "fd53:dd:20::10"},
 		"mapped":                 {func(c *Config) { c.Addresses = []netip.AddrPort{addr("[::ffff:10.96.0.10]:53")} }, "listen", "10.96.0.10"},
 		"twice":                  {func(c *Config) { c.Addresses = []netip.AddrPort{vip4, vip4} }, "listen", "twice"},
 		"two link-local":         {func(c *Config) { c.Addresses = []netip.AddrPort{link4, addr("169.254.20.11:53")} }, "listen", "169.254.20.11"},

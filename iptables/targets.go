@@ -39,7 +39,10 @@ func (t *Targets) validate() error {
 	}
 	for i, a := range t.Addresses {
 		switch ip := a.Addr(); {
-		case !ip.IsValid() || a.Port() == 0, ip.IsUnspecified(), ip.IsLoopback(), ip.IsMulticast(), ip.Is4In6(), ip.Zone() != "":
+		// fe80::/10 means something only with a zone, RFC 4007 section 6, and a pod's
+		// nameserver has none.
+		case !ip.IsValid() || a.Port() == 0, ip.IsUnspecified(), ip.IsLoopback(), ip.IsMulticast(), ip.Is4In6(), ip.Zone() != "",
+			ip.Is6() && ip.IsLinkLocalUnicast():
 			return &ConfigError{
 				Key: "listen", Problem: fmt.Sprintf("%v cannot be intercepted", a),
 				Remedy: "give a unicast address without zone, for example 169.254.20.10 or fd53:dd:20::10",
