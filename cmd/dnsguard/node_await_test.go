@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -165,14 +166,16 @@ func TestNodeAwaitsServiceInVain(t *testing.T) {
 }
 
 // TestNodeAwaitsServiceReloads: a configuration that names servers is in use at once,
-// and one that is wrong is refused, while the Service is waited for. A daemon that
-// answers is not made to wait.
+// and one that is wrong is refused, while the Service is waited for, from the first
+// moment on. A daemon that answers is not made to wait.
 func TestNodeAwaitsServiceReloads(t *testing.T) {
 	n := newNode(t)
 	n.noVariable = true
 	n.tell(func(c *cluster) { c.noService = true })
 	d := n.launch("a", guardOnly()...)
 	defer d.stop()
+	d.awaitLog("msg=starting")
+	d.signal(syscall.SIGHUP) // does not end who is not there to hear it yet
 	d.waits("the cluster has no such Service")
 	rewrite := func(more ...string) {
 		t.Helper()

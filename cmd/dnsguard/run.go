@@ -43,6 +43,9 @@ func runCommand() command {
 // run is the life of the daemon: it returns when ctx has ended and everything
 // that was received has been answered, or when it cannot start.
 func run(ctx context.Context, c *cli, cfg *config.Config, path string, load func() (*config.Config, error)) error {
+	hup := make(chan os.Signal, 1) // before anybody takes us for started: without a listener it ends a process
+	signal.Notify(hup, unix.SIGHUP)
+	defer signal.Stop(hup)
 	log, level := newLogger(c.err, cfg.Log)
 	kube.RouteLogs(log.Handler())
 	log.Info("starting", "version", version, "config", path, "hash", cfg.Hash())
@@ -71,14 +74,11 @@ func run(ctx context.Context, c *cli, cfg *config.Config, path string, load func
 	if err := d.serve(); err != nil {
 		return errors.Join(err, d.close())
 	}
-	return d.live(ctx, path, load)
+	return d.live(ctx, path, load, hup)
 }
 
 // live has all parts work until ctx ends, and then leaves in order.
-func (d *daemon) live(ctx context.Context, path string, load func() (*config.Config, error)) error {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, unix.SIGHUP)
-	defer signal.Stop(hup)
+func (d *daemon) live(ctx context.Context, path string, load func() (*config.Config, error), hup <-chan os.Signal) error {
 	working, stop := context.WithCancel(ctx)
 	defer stop()
 	// What has to be so before the daemon is ready, before anything of it is.
