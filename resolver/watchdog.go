@@ -89,9 +89,9 @@ func (r *Resolver) standInLine() {
 	r.conns.mu.Unlock()
 }
 
-// CloseStuck closes the socket of every reader and acceptor that has been at
+// CloseStuck gives up the socket of every reader and acceptor that has been at
 // one piece of work for longer than limit, so that the kernel gives its clients
-// to the others, and returns how many it closed. A batch takes about a
+// to the others, and returns how many it gave up. A batch takes about a
 // millisecond; one that takes a second never ends, and its socket would keep on
 // collecting queries that nobody reads. Call it several times a second: it takes
 // three calls to tell a goroutine that stands still from a process that did, and
