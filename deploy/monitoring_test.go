@@ -368,6 +368,10 @@ func TestAlerts(t *testing.T) {
 			fires: []series{`dnsguard_config_restart_required{instance="a"} 0x5 1x100`}, labels: `{instance="a"}`,
 			silent: []series{`dnsguard_config_restart_required{instance="a"} 0x5 1x30 0x100`},
 		},
+		"DNSGuardNodeNameInDoubt": {
+			fires: []series{`dnsguard_node_name_in_doubt{instance="a"} 1x60`}, labels: `{instance="a"}`,
+			silent: []series{`dnsguard_node_name_in_doubt{instance="a"} 1x10 0x50`}, // a node's first pods
+		},
 		"DNSGuardConfigsDiffer": {
 			fires: []series{`dnsguard_config_hash_info{instance="a",hash="1"} 1x60`, `dnsguard_config_hash_info{instance="b",hash="2"} 1x60`}, labels: `{}`,
 			silent: []series{`dnsguard_config_hash_info{instance="a",hash="1"} 1x60`, `dnsguard_config_hash_info{instance="b",hash="1"} 1x60`},
