@@ -312,6 +312,20 @@ func (a *Agent) Withdraw(which string, _ *struct{}) error {
 // Restore is the Interceptor's.
 func (a *Agent) Restore(which string, _ *struct{}) error { return a.i.Restore(selects(which)) }
 
+// Starve lets the process have no descriptor more than it has, or again as many as
+// it likes.
+func (a *Agent) Starve(on bool, _ *struct{}) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	limit.Cur = limit.Max
+	if on {
+		limit.Cur = 0
+	}
+	return unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+}
+
 func selects(which string) func(Service) bool {
 	switch which {
 	case "4":

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -27,6 +26,9 @@ type nftKernel struct {
 	// inCharge tells whether what processes share is ours to keep.
 	inCharge func() bool
 	look     func() (*ruleset, error)
+	// spare is for ensure to look with when no socket can be had: that is a reason to
+	// withdraw, which therefore must not need one.
+	spare *ruleset
 
 	slot       int
 	armed      []Service          // of the rule set that was applied last
@@ -50,9 +52,13 @@ func newNFTKernel(slot int, owner bool, inCharge func() bool) (*nftKernel, error
 	if err != nil {
 		return nil, fmt.Errorf("connect to nftables: %w", err)
 	}
+	spare, err := openRuleset()
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
 	return &nftKernel{
 		conn: conn, slot: slot, owner: owner, lookupCounts: kernelSince(5, 7),
-		inCharge: inCharge, look: openRuleset, tables: make(map[string]carried),
+		inCharge: inCharge, look: openRuleset, spare: spare, tables: make(map[string]carried),
 	}, nil
 }
 
@@ -81,15 +87,21 @@ func (k *nftKernel) close() error {
 		b.remove(tableName(k.slot))
 		err = b.commit(k.conn)
 	}
-	return errors.Join(err, k.conn.Close())
+	return errors.Join(err, k.spare.Close(), k.conn.Close())
 }
 
 func (k *nftKernel) ensure(rs RuleSet) (repaired bool, err error) {
 	r, err := k.look()
-	if err != nil {
+	switch {
+	case err == nil:
+		defer func() { _ = r.Close() }()
+	case noSockets(err):
+		r = k.spare
+		// Of a dump that broke off.
+		defer func() { err = errors.Join(err, discard(r.Conn)) }()
+	default:
 		return false, err
 	}
-	defer func() { _ = r.Close() }()
 	generation, err := r.generation()
 	if err != nil {
 		return false, err
@@ -107,7 +119,7 @@ func (k *nftKernel) ensure(rs RuleSet) (repaired bool, err error) {
 		return repaired, err
 	}
 	k.armed = rs.armed
-	if err := k.bury(disarmed); err != nil {
+	if err := k.bury(r, disarmed); err != nil {
 		return repaired, err
 	}
 	again, err := k.carryFallback(r, fallback, want, rs.cfg.Provisional)
@@ -180,13 +192,13 @@ func (b *batch) dropAlive(table string, services []Service) {
 
 // bury takes services out of @alive for good: a packet that was on its way
 // through the old rules may have renewed one behind the transaction's back.
-func (k *nftKernel) bury(services []Service) error {
+func (k *nftKernel) bury(r *ruleset, services []Service) error {
 	if len(services) == 0 {
 		return nil
 	}
 	// The transaction has ended when we look, so there is one such time at most.
 	for range 2 {
-		left, err := k.alive(services)
+		left, err := r.alive(k.slot, services)
 		if err != nil || len(left) == 0 {
 			return err
 		}
@@ -227,35 +239,23 @@ func (k *nftKernel) carryFallback(r *ruleset, t table, want, provisional bool) (
 }
 
 func (k *nftKernel) alive(services []Service) (map[Service]time.Duration, error) {
-	out := make(map[Service]time.Duration)
-	err := k.members(setAlive, func(m member) {
-		s := Service{Addr: netip.AddrPortFrom(m.client.Addr, m.port), Proto: m.client.Proto}
-		if slices.Contains(services, s) {
-			out[s] = m.expires
-		}
-	})
-	return out, err
+	r, err := openRuleset()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = r.Close() }()
+	return r.alive(k.slot, services)
 }
 
 func (k *nftKernel) taken() (map[Client]uint64, error) {
-	out := make(map[Client]uint64)
-	err := k.members(setTaken, func(m member) { out[m.client] = m.packets })
-	return out, err
-}
-
-// members reads a set of each family.
-func (k *nftKernel) members(base string, yield func(member)) error {
 	r, err := openRuleset()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = r.Close() }()
-	for fam := range 2 {
-		if err := r.members(tableName(k.slot), setName(base, fam), yield); err != nil {
-			return err
-		}
-	}
-	return nil
+	out := make(map[Client]uint64)
+	err = r.everyMember(k.slot, setTaken, func(m member) { out[m.client] = m.packets })
+	return out, err
 }
 
 // bypass fills the set; ensure makes the rules look into it, if they do not.

@@ -48,6 +48,21 @@ func TestFamiliesWithdrawnAlone(t *testing.T) {
 	}
 }
 
+// TestWithdrawWithoutDescriptors: a process that can open no socket asks nobody, and
+// has to leave queries to kube-proxy for that.
+func TestWithdrawWithoutDescriptors(t *testing.T) {
+	s := newScene(t)
+	a := startAgent(t, s.Node.Namespace, agentConfig{Config: clusterIPConfig()})
+	a.awaitTaking(4)
+	a.call("Starve", true, nil)
+	a.call("Withdraw", "4", nil)
+	wantFrom(t, s.pod.Namespace, "udp", vip4, false)
+	a.call("Starve", false, nil)
+	a.call("Restore", "4", nil)
+	within(t, 20*slack*time.Second, "return", func() bool { return a.stats().Active[vip4.String()] })
+	wantFrom(t, s.pod.Namespace, "udp", vip4, true)
+}
+
 // TestForeignMarksSurvive marks packets as kube-proxy and a CNI would before
 // we see them, and looks for their bits where they are delivered.
 func TestForeignMarksSurvive(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -22,6 +23,17 @@ func openRuleset() (*ruleset, error) {
 		return nil, fmt.Errorf("connect to nftables: %w", err)
 	}
 	return &ruleset{c}, nil
+}
+
+// noSockets tells whether an error means that no socket can be had at present, for
+// want of descriptors or of memory.
+func noSockets(err error) bool {
+	for _, lack := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM} {
+		if errors.Is(err, lack) {
+			return true
+		}
+	}
+	return false
 }
 
 // get asks for one object, or with netlink.Dump for all that match.
@@ -235,6 +247,28 @@ func (r *ruleset) members(table, set string, yield func(member)) error {
 		return fmt.Errorf("read set %s of table %s: %w", set, table, err)
 	}
 	return nil
+}
+
+// everyMember reads a set of each family, of the process in a slot.
+func (r *ruleset) everyMember(slot int, base string, yield func(member)) error {
+	for fam := range 2 {
+		if err := r.members(tableName(slot), setName(base, fam), yield); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// alive returns those of the services that are in @alive, and for how long.
+func (r *ruleset) alive(slot int, services []Service) (map[Service]time.Duration, error) {
+	out := make(map[Service]time.Duration)
+	err := r.everyMember(slot, setAlive, func(m member) {
+		s := Service{Addr: netip.AddrPortFrom(m.client.Addr, m.port), Proto: m.client.Proto}
+		if slices.Contains(services, s) {
+			out[s] = m.expires
+		}
+	})
+	return out, err
 }
 
 func decodeMember(ad *netlink.AttributeDecoder) (m member, ok bool) {

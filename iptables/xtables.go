@@ -60,6 +60,7 @@ func runProgram(name, stdin string, args ...string) (string, error) {
 //     nameserver, or intercept the ClusterIP only.
 //   - Clients that cannot reach us are not noticed: exclude them.
 //   - AliveTimeout counts in whole seconds.
+//   - To withdraw it has to start programs, for which there must be descriptors.
 //   - Removal by others is noticed at the next check, up to a second later.
 type xtKernel struct {
 	run    program
