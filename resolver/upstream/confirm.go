@@ -146,6 +146,14 @@ func (s *server) tryOut(r *route, t Transport, questions []Question, wait, pace 
 	}
 	open, refused, next := 0, 0, time.NewTimer(0)
 	defer next.Stop()
+	again := func(i int, plain bool) {
+		s.f.release(xs[i])
+		events[i] = nil
+		if xs[i] = s.ask(r, t, &questions[i], confirming, plain); xs[i] != nil {
+			events[i] = xs[i].events
+			open++
+		}
+	}
 	for found != yes && (open > 0 || asked < len(questions)) {
 		i, e := 0, event{}
 		select {
@@ -178,15 +186,13 @@ func (s *server) tryOut(r *route, t Transport, questions []Question, wait, pace 
 		case e.what == answered && (!broken || a.cut || !a.failure):
 			found, by = yes, i
 			continue
+		case e.what == answered && a.edns && chokes(a.got.response.Rcode):
+			again(i, true) // as the answer asks for
+			continue
 		case errors.Is(a.err, unix.ECONNREFUSED) && refused < maxRefused:
 			found = no
 			refused++
-			s.f.release(xs[i])
-			events[i] = nil
-			if xs[i] = s.ask(r, t, &questions[i], confirming, i == last); xs[i] != nil {
-				events[i] = xs[i].events
-				open++
-			}
+			again(i, i == last)
 			continue
 		default:
 			found = no

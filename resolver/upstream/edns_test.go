@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/dnsguard/dnsguard/internal/dnswire"
 )
 
 // A server that answers every question by an error that may be about the OPT
@@ -186,6 +188,65 @@ func TestChokesOnSecondQuestions(t *testing.T) {
 				}
 				if sent := len(n.queries()) - before; sent != tt.sent {
 					t.Errorf("%d sent, want %d", sent, tt.sent)
+				}
+			})
+		})
+	}
+}
+
+// A server that refuses OPT records, and takes its time without, is alive: neither is
+// what the next server denies believed, nor is it passed over. What it says without OPT
+// is its word: names that are none of its own are denied at once.
+func TestChokingServerIsAsked(t *testing.T) {
+	slow := func(q *fakeQuery) {
+		switch {
+		case q.IsEdns0() != nil:
+			q.reply(ms, q.rcode(dns.RcodeFormatError))
+		case q.Question[0].Name == "internal.example.":
+			q.reply(900*ms, q.good())
+		case q.Question[0].Name == "public.example.":
+			q.reply(ms, q.rcode(dns.RcodeRefused))
+		case dns.IsSubDomain("dead.example.", q.Question[0].Name):
+			q.reply(ms, q.rcode(dns.RcodeServerFailure))
+		default:
+			q.reply(ms, q.good())
+		}
+	}
+	for name, before := range map[string]int{"from the start": 0, "trusted with them": 100} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newFakeNet(t, healthy(ms), denying)
+				config, health := watched(Config{Budget: usual, Routes: []Route{{Zones: []string{"."}, Protocol: UDPOnly}}})
+				f := n.forwarder(config)
+				load(t, f, before, 10*ms)
+				n.become(addr(1), slow)
+				internal := func() {
+					t.Helper()
+					start, q := time.Now(), query("internal.example.")
+					ans, err := f.Exchange(t.Context(), q)
+					if err != nil {
+						t.Fatal(err)
+					}
+					checkAnswer(t, q, ans)
+					if took := time.Since(start); ans.Server != addr(1) || took > 901*ms {
+						t.Errorf("%v answered after %v", ans.Server, took)
+					}
+				}
+				internal()
+				start := time.Now()
+				ans, err := f.Exchange(t.Context(), query("public.example."))
+				if err != nil || ans.Response.Rcode != dnswire.RcodeNXDomain || time.Since(start) > 5*ms {
+					t.Errorf("a public name: rcode %d, %v, after %v; want NXDOMAIN at once", ans.Response.Rcode, err, time.Since(start))
+				}
+				for i := range 2 * maxStrikes { // the next server has an answer to these
+					if _, err := f.Exchange(t.Context(), query(fmt.Sprintf("n%d.dead.example.", i))); err != nil {
+						t.Error(err)
+					}
+					time.Sleep(time.Second)
+				}
+				internal()
+				if len(health()) > 0 {
+					t.Errorf("health %v", health())
 				}
 			})
 		})

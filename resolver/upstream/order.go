@@ -37,7 +37,7 @@ func (x *exchange) contradicted(a *attempt) bool {
 	for i := range x.n {
 		b := x.at(i)
 		switch {
-		case b.index >= a.index || b.extra() || b.srv.paths[b.tr].down.Load():
+		case b.index >= a.index || b.extra() || b.srv.paths[b.tr].down.Load() || x.moot(b):
 		case b.waiting || b.cut:
 			return true
 		case b.failure:
@@ -71,7 +71,7 @@ func (x *exchange) hold(a *attempt) {
 	}
 	for i, n := 0, x.n; i < n; i++ {
 		b := x.at(i)
-		if b.index >= a.index || b.extra() {
+		if b.index >= a.index || b.extra() || x.moot(b) {
 			continue
 		}
 		b.srv.verify(x, b)
@@ -135,7 +135,7 @@ func (x *exchange) compare(a *attempt) {
 	var outdone uint64 // servers, a bit each
 	for i := range x.n {
 		b := x.at(i)
-		if b.srv == a.srv || b.extra() {
+		if b.srv == a.srv || b.extra() || x.moot(b) {
 			continue
 		}
 		if !b.waiting && b.failure {

@@ -245,6 +245,12 @@ func (x *exchange) lastPlain(s *server) *attempt {
 	return nil
 }
 
+// moot reports whether an attempt's error may be about its OPT record, and the same
+// server was asked without one: what it says to that is its word.
+func (x *exchange) moot(a *attempt) bool {
+	return !a.waiting && a.failure && a.edns && chokes(a.got.response.Rcode) && x.lastPlain(a.srv) != nil
+}
+
 // refused acts on an error answer: another server may know better.
 func (x *exchange) refused(a *attempt) {
 	if x.failure == nil {
