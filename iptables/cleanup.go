@@ -36,20 +36,28 @@ func Cleanup() (removed int, err error) {
 	tables, err := removeTables(func(t tableInfo) bool {
 		return t.name == fallbackName || slotOf(t.name) >= 0 || isAccounting(t.name)
 	})
-	chains, xtErr := removeChains(none)
+	chains, xtErr := removeChains(runProgram, none)
 	routes, routeErr := routing{}.prune()
 	return tables + chains + routes, errors.Join(err, xtErr, routeErr)
 }
 
 // accountingLives reports whether a process has a table of Accounting.
 func accountingLives() (bool, error) {
-	r, err := openRuleset()
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = r.Close() }()
-	tables, err := r.allTables()
+	tables, err := listTables(openRuleset)
 	return slices.ContainsFunc(tables, func(t tableInfo) bool { return isAccounting(t.name) && t.owned }), err
+}
+
+// listTables lists the tables of family inet. A kernel without nftables has none.
+func listTables(open func() (*ruleset, error)) (tables []tableInfo, err error) {
+	r, err := open()
+	if err == nil {
+		defer func() { _ = r.Close() }()
+		tables, err = r.allTables()
+	}
+	if errors.Is(nftSupport(err), ErrNotSupported) {
+		return nil, nil
+	}
+	return tables, err
 }
 
 // removeLeftovers removes what dead predecessors left that would still act:
@@ -67,15 +75,12 @@ func removeLeftovers(own int, b Backend) error {
 		dead := !t.owned && slotOf(t.name) >= 0 && !living(slotOf(t.name))
 		return dead || b == IPTables && t.name == fallbackName
 	})
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // a kernel without nftables
-		err = nil
-	}
 	// Every chain of ours uses xt_recent, so a list of it gives them away:
 	// programs need not be started to find that there are none.
 	if lists, e := os.ReadDir("/proc/thread-self/net/xt_recent"); e == nil {
 		for _, l := range lists {
 			if strings.HasPrefix(l.Name(), "dnsguard") {
-				_, xtErr := removeChains(living)
+				_, xtErr := removeChains(runProgram, living)
 				return errors.Join(err, xtErr)
 			}
 		}
@@ -95,13 +100,8 @@ func slotOf(name string) int {
 
 // removeTables removes the tables that match.
 func removeTables(match func(tableInfo) bool) (int, error) {
-	r, err := openRuleset()
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = r.Close() }()
-	tables, err := r.allTables()
-	if err != nil {
+	tables, err := listTables(openRuleset)
+	if err != nil || len(tables) == 0 {
 		return 0, err
 	}
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
@@ -127,33 +127,53 @@ func removeTables(match func(tableInfo) bool) (int, error) {
 }
 
 // removeChains removes the iptables chains of slots that do not live. Without
-// the programs there can be none.
-func removeChains(living func(slot int) bool) (int, error) {
-	k := &xtKernel{run: runProgram}
+// the programs there can be none, nor of a family that the kernel lacks.
+func removeChains(run program, living func(slot int) bool) (int, error) {
+	k := &xtKernel{run: run}
 	removed := 0
+	var errs []error
 	for fam := range 2 {
-		saved, err := k.save(fam)
-		if errors.Is(err, exec.ErrNotFound) {
-			continue
-		}
-		if err != nil {
-			return removed, err
-		}
-		keep := func(chain string) bool {
-			n, err := strconv.Atoi(strings.Split(strings.TrimPrefix(chain, chainPrefix+"-"), "-")[0])
-			if err != nil {
-				n = 0 // the first slot's have no number
-			}
-			return living(n)
-		}
-		text := removal(saved, keep)
-		if text == "" {
-			continue
-		}
-		if err := k.restore(fam, text); err != nil {
-			return removed, fmt.Errorf("remove iptables rules: %w", err)
-		}
-		removed += strings.Count(text, "-X ")
+		n, err := k.removeChains(fam, living)
+		removed += n
+		errs = append(errs, err)
 	}
-	return removed, nil
+	return removed, errors.Join(errs...)
+}
+
+func (k *xtKernel) removeChains(fam int, living func(slot int) bool) (int, error) {
+	if !kernelHas(fam) {
+		return 0, nil
+	}
+	saved, err := k.save(fam)
+	if errors.Is(err, exec.ErrNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	keep := func(chain string) bool {
+		n, err := strconv.Atoi(strings.Split(strings.TrimPrefix(chain, chainPrefix+"-"), "-")[0])
+		if err != nil {
+			n = 0 // the first slot's have no number
+		}
+		return living(n)
+	}
+	text := removal(saved, keep)
+	if text == "" {
+		return 0, nil
+	}
+	if err := k.restore(fam, text); err != nil {
+		return 0, fmt.Errorf("remove iptables rules: %w", err)
+	}
+	return strings.Count(text, "-X "), nil
+}
+
+// kernelHas reports whether the kernel has a family at all. IPv6 it can lack (the
+// boot parameter ipv6.disable=1); then programs for it fail.
+func kernelHas(fam int) bool {
+	fd, err := unix.Socket([2]int{unix.AF_INET, unix.AF_INET6}[fam], unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return !errors.Is(err, unix.EAFNOSUPPORT)
 }
