@@ -222,6 +222,10 @@ func (x *exchange) answered(a *attempt) {
 // without one, once. Another attempt's error, such as a hedge's, is no answer while that
 // is under way.
 func (x *exchange) choked(a *attempt) {
+	if x.needTCP && a.tr == UDP { // there is an answer, and it is asked for over TCP
+		x.settle()
+		return
+	}
 	plain := x.lastPlain(a.srv)
 	if x.plain && plain != nil {
 		if !plain.waiting {
