@@ -76,7 +76,7 @@ const clusterApplied = "intercept cluster"
 func (d *daemon) onCluster(s *kube.State) {
 	d.guardMu.Lock()
 	before := d.cluster.Load()
-	s = keepKnown(s, before)
+	s = keepKnown(s, before, kube.Name(d.config().Kubernetes.DNSService))
 	d.cluster.Store(s)
 	if g := d.guarding.Load(); s.Guard != nil && g != nil {
 		g.guard.Update(s.Guard)
@@ -123,12 +123,16 @@ func (d *daemon) missing(before, s *kube.State) {
 // keepKnown is s with what was known before of the parts that it does not know
 // yet, as when the watches have begun anew. The guard's part is not kept: it may
 // be of other Services.
-func keepKnown(s, before *kube.State) *kube.State {
-	if before == nil || s.DNS != nil && s.Clients != nil && s.Excluded != nil {
+//
+// A DNS Service that is deleted, most likely to be made anew, keeps its addresses
+// until then: pods go on asking them, and the one that the environment tells may be of
+// before a change, and somebody else's by now.
+func keepKnown(s, before *kube.State, dnsService kube.Name) *kube.State {
+	if before == nil {
 		return s
 	}
 	kept := *s
-	if kept.DNS == nil {
+	if kept.DNS == nil || before.DNS != nil && slices.Contains(s.Missing, dnsService) {
 		kept.DNS = before.DNS
 	}
 	if kept.Clients == nil {

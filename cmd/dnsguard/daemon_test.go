@@ -461,6 +461,47 @@ func TestClusterProblems(t *testing.T) {
 	warned()
 }
 
+// TestServiceDeleted: a DNS Service that is deleted keeps the addresses that the cluster
+// told last, whatever the environment says, until it has others. One that never was has
+// none, or the environment's.
+func TestServiceDeleted(t *testing.T) {
+	d := clusterDaemon(t, "https://127.0.0.1:1")
+	told := func(what string, heard bool, want ...string) {
+		t.Helper()
+		var got []string
+		ips, h := d.clusterIPsHeard()
+		for _, ip := range ips {
+			got = append(got, ip.String())
+		}
+		if !slices.Equal(got, want) || h != heard {
+			t.Errorf("%s: %q, heard %v, want %q, %v", what, got, h, want, heard)
+		}
+	}
+	dns := func(texts ...string) *kube.DNSService {
+		s := &kube.DNSService{}
+		for _, text := range texts {
+			s.ClusterIPs = append(s.ClusterIPs, netip.MustParseAddr(text))
+		}
+		return s
+	}
+	gone := &kube.State{DNS: dns(), Missing: []kube.Name{{Namespace: "kube-system", Name: "kube-dns"}}}
+	d.onCluster(gone)
+	told("never there", false)
+	t.Setenv("KUBE_DNS_SERVICE_HOST", "10.96.0.10")
+	told("never there, with a variable", false, "10.96.0.10")
+	for _, addrs := range [][]string{{"10.96.0.99", "fd00::99"}, {"10.96.0.7"}} {
+		d.onCluster(&kube.State{DNS: dns(addrs...)})
+		told("there", true, addrs...)
+		d.onCluster(gone)
+		told("deleted", true, addrs...)
+		d.onCluster(gone)
+		told("still deleted", true, addrs...)
+		if _, warnings := d.conditions.get(); !slices.ContainsFunc(warnings, func(w string) bool { return strings.Contains(w, "no such Service: kube-system/kube-dns") }) {
+			t.Errorf("warnings %q", warnings)
+		}
+	}
+}
+
 // TestNodeProblem: pods that are not this node's are told from its own.
 func TestNodeProblem(t *testing.T) {
 	machine := []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")}
