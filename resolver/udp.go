@@ -1,6 +1,7 @@
 package resolver
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -147,8 +148,19 @@ func (u *udpReader) run() {
 		case err != nil && os.IsTimeout(err):
 			u.drain()
 			return
+		case errors.Is(err, net.ErrClosed):
+			return
 		case err != nil:
-			return // closed
+			// The poller was told of an error and of nothing else (EPOLLERR alone:
+			// the socket was aborted, sock_diag(7), while its send buffer was full),
+			// and does not wait until it is told of something.
+			time.Sleep(refusedWait)
+			if u.raw.Control(u.receiveFunc) != nil {
+				return
+			}
+			if u.errno == 0 {
+				u.serve()
+			}
 		case u.errno != 0:
 			// Errors of earlier answers (ICMP) come up here once and
 			// mean nothing for the socket.

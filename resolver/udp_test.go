@@ -2,6 +2,7 @@ package resolver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -423,5 +424,49 @@ func TestEveryReadRefused(t *testing.T) {
 	u.run() // and drains
 	if reads >= most {
 		t.Errorf("%d reads that were refused", reads)
+	}
+}
+
+// poorlyPolled is a socket for which waiting fails.
+type poorlyPolled struct {
+	syscall.RawConn
+	fails int
+}
+
+// Read implements [syscall.RawConn].
+func (p *poorlyPolled) Read(f func(fd uintptr) bool) error {
+	if p.fails--; p.fails >= 0 {
+		return errors.New("not pollable")
+	}
+	return p.RawConn.Read(f)
+}
+
+// TestPollerThatFails: a reader that cannot wait for its socket goes on to read it, and
+// waits again when it can.
+func TestPollerThatFails(t *testing.T) {
+	r := newTestResolver(t, &fakeForwarder{answer: addressOf(t, 60)})
+	u, ep := idleReader(t, r)
+	raw := &poorlyPolled{RawConn: u.raw, fails: 3}
+	u.raw = raw
+	conn := &dns.Conn{Conn: dial(t, "udp", ep.Addr)}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		u.run()
+	}()
+	for i := range 10 {
+		if err := conn.WriteMsg(query(fmt.Sprintf("n%d.example.", i), dns.TypeA)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.ReadMsg(); err != nil {
+			t.Fatalf("question %d: %v", i, err)
+		}
+	}
+	if err := ep.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	if raw.fails >= 0 {
+		t.Errorf("%d failures were still to come", raw.fails)
 	}
 }

@@ -49,10 +49,12 @@ func (d *daemon) newWatcher(cfg *config.Config, policy *search.Policy) (*kube.Wa
 	}
 	d.nodeName.Store(&c.NodeName)
 	if c.NodeName == "" {
-		d.tellNode(nodeProblem("", nil, nil))
+		if cfg.Kubernetes.Source == config.SourceAPI { // a file may say nothing of pods
+			d.tellNode(nodeProblem("", nil, nil))
+		}
 		c.Pods, c.Namespaces = false, false
 	}
-	// A file may say nothing of pods; an API server is asked for them.
+	// An API server is asked for them.
 	d.podsWatched.Store(c.Pods && cfg.Kubernetes.Source == config.SourceAPI)
 	for _, s := range guardedServices(cfg) {
 		c.Services = append(c.Services, kube.Name(s))
