@@ -2,6 +2,7 @@ package lab_test
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -55,11 +56,15 @@ func TestSetEndpoints(t *testing.T) {
 	labtest.CheckLeaks(t)
 	l := labtest.New(t)
 	pods := labtest.AddDNS(t, l, "dns-a", "dns-b")
-	client := labtest.AddPod(t, l, "client")
 	const queries = 20
+	clients := 0
+	newClient := func() *lab.Pod { // whose ports no flow has yet that an older rule made
+		clients++
+		return labtest.AddPod(t, l, fmt.Sprintf("client-%d", clients))
+	}
 	wantAll := func(t *testing.T, is4 bool, pod int) {
 		t.Helper()
-		got := shares(t, client.Namespace, "udp", l.DNS.Addr(is4), queries, pods)
+		got := shares(t, newClient().Namespace, "udp", l.DNS.Addr(is4), queries, pods)
 		if got[pod] != queries {
 			t.Errorf("%v of %d, want all at %s", got, queries, pods[pod].Name)
 		}
@@ -83,7 +88,7 @@ func TestSetEndpoints(t *testing.T) {
 		wantAll(t, is4, 0)
 
 		set()
-		for _, from := range []*lab.Namespace{client.Namespace, l.Node.Namespace} {
+		for _, from := range []*lab.Namespace{newClient().Namespace, l.Node.Namespace} {
 			for _, network := range []string{"udp", "tcp"} {
 				_, err := ask(t, from, network, l.DNS.Addr(is4), echo, enough)
 				// The kernel tells a local sender of the rejection at once (EPERM)
