@@ -112,7 +112,7 @@ func NewPolicy(s Snapshot, facts Facts) *Policy {
 // balancer address): then the endpoints of both are right.
 func (p *Policy) add(svc *Service, port *Port, addr netip.Addr, number uint16) {
 	addr = addr.Unmap()
-	if !addr.IsValid() || addr.IsUnspecified() || number == 0 {
+	if !reachable(addr, number) {
 		return
 	}
 	at := netip.AddrPortFrom(addr.WithZone(""), number)
@@ -126,7 +126,7 @@ func (p *Policy) add(svc *Service, port *Port, addr netip.Addr, number uint16) {
 	}
 	for _, e := range port.Endpoints {
 		ip := e.Addr.Addr().Unmap()
-		if !ip.IsValid() || ip.IsUnspecified() || ip.Is4() != addr.Is4() || e.Addr.Port() == 0 {
+		if !reachable(ip, e.Addr.Port()) || ip.Is4() != addr.Is4() {
 			continue
 		}
 		e.Addr = netip.AddrPortFrom(ip.WithZone(""), e.Addr.Port())
@@ -138,6 +138,11 @@ func (p *Policy) add(svc *Service, port *Port, addr netip.Addr, number uint16) {
 		}
 		t.endpoints[e.Addr] = e
 	}
+}
+
+// reachable tells whether packets can be sent there.
+func reachable(a netip.Addr, port uint16) bool {
+	return a.IsValid() && !a.IsUnspecified() && port != 0
 }
 
 func (t *target) count(p *Policy) {

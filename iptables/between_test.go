@@ -10,6 +10,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/dnsguard/dnsguard/internal/lab"
 	"github.com/dnsguard/dnsguard/internal/lab/labtest"
 )
 
@@ -107,22 +108,30 @@ func TestSomebodyBetween(t *testing.T) {
 				if armed {
 					t.Fatal("the moment did not come")
 				}
-				if repaired, err := k.ensure(rs); err != nil || !repaired {
-					t.Errorf("next: %v, %v", repaired, err)
-				}
-				got := state(t, ns, v)
+				got := repairedOnce(t, ns, v, k, rs)
 				if want != "" && got != want || !strings.Contains(got, "chain postrouting") {
 					t.Errorf("left:\n%s\nwant:\n%s", got, want)
-				}
-				for range 2 {
-					if repaired, err := k.ensure(rs); err != nil || repaired {
-						t.Errorf("at rest: %v, %v", repaired, err)
-					}
 				}
 				return nil
 			})
 		})
 	}
+}
+
+// repairedOnce finds the rules in need of repair, and then at rest. It returns what
+// they are once repaired.
+func repairedOnce(t *testing.T, ns *lab.Namespace, v variant, k kernel, rs RuleSet) string {
+	t.Helper()
+	if repaired, err := k.ensure(rs); err != nil || !repaired {
+		t.Errorf("next: %v, %v", repaired, err)
+	}
+	got := state(t, ns, v)
+	for range 2 {
+		if repaired, err := k.ensure(rs); err != nil || repaired {
+			t.Errorf("at rest: %v, %v", repaired, err)
+		}
+	}
+	return got
 }
 
 // TestMembersInAnyOrder: the kernel shows the members of a set in the order of its
@@ -201,17 +210,9 @@ func TestXTSomebodyBetween(t *testing.T) {
 					if armed {
 						t.Fatal("the moment did not come")
 					}
-					if repaired, err := k.ensure(rs); err != nil || !repaired {
-						t.Errorf("next: %v, %v", repaired, err)
-					}
-					got := state(t, ns, v)
+					got := repairedOnce(t, ns, v, k, rs)
 					if want != "" && got != want || strings.Count(got, "-j "+chainsOf(0).query) != 2 {
 						t.Errorf("left:\n%s\nwant:\n%s", got, want)
-					}
-					for range 2 {
-						if repaired, err := k.ensure(rs); err != nil || repaired {
-							t.Errorf("at rest: %v, %v", repaired, err)
-						}
 					}
 					return k.close()
 				})

@@ -24,10 +24,7 @@ func TestIPv6Disabled(t *testing.T) {
 	for _, v := range variants(t) {
 		t.Run(v.name, func(t *testing.T) {
 			s := newScene(t)
-			cfg := clusterIPConfig()
-			cfg.Backend = v.backend
-			a := startAgent(t, s.Node.Namespace, agentConfig{Config: cfg, Path: v.path})
-			a.awaitTaking(4)
+			a, cfg := v.takeClusterIPs(t, s.Node.Namespace)
 			disableIPv6(t, s.Node.Namespace, "1")
 			a.await(RepairFailed, 1)
 			a.await(Withdrawn, 2) // IPv6, since nothing answers

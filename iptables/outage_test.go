@@ -96,6 +96,17 @@ func run(t *testing.T, streams []*traffic) (wait func()) {
 	}
 }
 
+// takeClusterIPs starts an agent that takes the ClusterIPs of both families, and waits
+// until it does.
+func (v variant) takeClusterIPs(t *testing.T, ns *lab.Namespace) (*agent, Config) {
+	t.Helper()
+	cfg := clusterIPConfig()
+	cfg.Backend = v.backend
+	a := startAgent(t, ns, agentConfig{Config: cfg, Path: v.path})
+	a.awaitTaking(4)
+	return a, cfg
+}
+
 // config is what the variant can intercept.
 func (v variant) config() Config {
 	c := clusterIPConfig()

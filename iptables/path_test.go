@@ -18,10 +18,7 @@ func TestFamiliesWithdrawnAlone(t *testing.T) {
 	for _, v := range variants(t) {
 		t.Run(v.name, func(t *testing.T) {
 			s := newScene(t)
-			cfg := clusterIPConfig()
-			cfg.Backend = v.backend
-			a := startAgent(t, s.Node.Namespace, agentConfig{Config: cfg, Path: v.path})
-			a.awaitTaking(4)
+			a, _ := v.takeClusterIPs(t, s.Node.Namespace)
 			taking := 4
 			for _, which := range []string{"4", "6"} {
 				a.call("Withdraw", which, nil)
